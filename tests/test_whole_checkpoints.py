@@ -7,9 +7,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
+import oxidion
 from oxidion.checkpoint import latest_folder, whole_file, whole_folder
 
 PARTS = ("__0_0.distcp", "__1_0.distcp", ".metadata")
@@ -192,3 +196,28 @@ def test_folder_without_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing was written"), whole_folder(tmp_path, 5):
         pass
     assert latest_folder(tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_asynchronous_save_is_whole_once_its_result_is_there(tmp_path: Path) -> None:
+    for step in range(3):  # each waits for the one before
+        saving = oxidion.checkpoint.async_save({"weight": torch.full((3,), float(step))}, tmp_path, step)
+    assert saving.result() == tmp_path / "step-00000002"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-00000001", "step-00000002"]
+    read = {"weight": torch.zeros(3)}
+    dcp.load(read, checkpoint_id=saving.result(), no_dist=True)
+    assert torch.equal(read["weight"], torch.full((3,), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_asynchronous_save_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", fail)
+    saving = oxidion.checkpoint.async_save({"weight": torch.zeros(3)}, tmp_path, 1)
+    with pytest.raises(BaseException, match="no space left"):
+        saving.result()
+    assert oxidion.checkpoint.latest_folder(tmp_path) is None
+    monkeypatch.undo()
+    assert oxidion.checkpoint.async_save({"weight": torch.zeros(3)}, tmp_path, 1).result().is_dir()

@@ -468,6 +468,7 @@ class BackwardOptimizer(Optimizer):
         """
         names = [group["param_names"] for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
+        self.optimizer._tell_cold()
         for group, own in zip(self.param_groups, names, strict=True):
             group.setdefault("param_names", own)
         if any(group.get("seed_by") == "position" for group in self.param_groups):

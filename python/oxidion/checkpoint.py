@@ -451,6 +451,10 @@ def whole_folder(
     _by_leader(group, lambda: _finish(final, keep))
 
 
+_saving: Future[Path] | None = None
+"""The save that `async_save` began last."""
+
+
 def async_save(
     state: dict[str, Any],
     root: str | os.PathLike[str],
@@ -461,8 +465,8 @@ def async_save(
 ) -> Future[Path]:
     """Saves a checkpoint by ``dcp.async_save`` into a folder as of ``whole_folder``, beside the next steps.
 
-    It returns once ``state`` is copied. A thread writes the files, then renames the folder. Wait for the
-    result before the next save of the same root.
+    It returns once ``state`` is copied. A thread writes the files, then renames the folder. The next call
+    waits until it has.
 
         saving = oxidion.checkpoint.async_save({"model": model_state}, "run", step)
         ...  # steps
@@ -484,6 +488,9 @@ def async_save(
         FileExistsError: if there is a whole checkpoint of this step.
         ValueError: as ``whole_folder``.
     """
+    global _saving
+    if _saving is not None:
+        _saving.exception()  # two saves at a time would exchange messages over one group
     group = process_group or own_group("asynchronous saves")
     whole = whole_folder(root, step, keep=keep, process_group=group)
     folder, saved = whole.__enter__(), Future[Path]()
@@ -493,9 +500,12 @@ def async_save(
         try:
             # The others learn of an error of this rank as it leaves the block.
             whole.__exit__(type(error) if error else None, error, None)
-            saved.set_result(Path(root, f"step-{step:08d}"))
         except BaseException as raised:
-            saved.set_exception(raised)
+            error = raised
+        if error is None:
+            saved.set_result(Path(root, f"step-{step:08d}"))
+        else:
+            saved.set_exception(error)
 
     try:
         writing = start_saving(state, folder, group)
@@ -503,6 +513,7 @@ def async_save(
         whole.__exit__(type(raised), raised, None)
         raise
     writing.add_done_callback(finish)
+    _saving = saved
     return saved
 
 

@@ -391,3 +391,44 @@ def one_rank_asks_first(layout: Any) -> bool:
         _steps(optimizer, params, layout, 3)
         runs.append([jobs.whole(p).detach().clone() for p in params])
     return all(map(torch.equal, *runs))
+
+
+def damaged(layout: Any) -> bool:
+    """A state of another shape that somebody put there is refused by name, and nothing is lost."""
+    params = _params(layout)
+    optimizer = _optimizer("SOAP", params, layout, owned_states=True)
+    _steps(optimizer, params, layout, 3)
+    optimizer.synchronize_for_checkpoint()
+    before = [{key: jobs.whole(value).clone() for key, value in own.items()} for own in _states(optimizer)]
+    right = optimizer.state[params[0]]["exp_avg"]
+    for wrong in (torch.zeros(3, dtype=torch.float64), torch.zeros(12, 8, dtype=torch.int64)):
+        optimizer.state[params[0]]["exp_avg"] = wrong
+        with pytest.raises(ValueError, match="parameter 0 of group 0: state 'exp_avg'"):
+            optimizer.step()
+    optimizer.state[params[0]]["exp_avg"] = right
+    after = [{key: jobs.whole(value).clone() for key, value in own.items()} for own in _states(optimizer)]
+    return all(torch.equal(a[key], b[key]) for a, b in zip(before, after, strict=True) for key in a)
+
+
+def filled_by_data() -> bool:
+    """States that are filled before the first step, whatever way, are those that steps go on from."""
+    runs = []
+    for is_loaded in (False, True):
+        params = _params(("S", 0))
+        optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+        _steps(optimizer, params, ("S", 0), 3)
+        optimizer.synchronize_for_checkpoint()
+        if is_loaded:
+            saved = optimizer.state_dict()
+            optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True, init_state=True)
+            empty = optimizer.state_dict()
+            for number, own in saved["state"].items():
+                for key, value in own.items():
+                    target = empty["state"][number][key]
+                    getattr(target, "_local_tensor", target).data.copy_(
+                        getattr(value, "_local_tensor", value)
+                    )
+            optimizer.load_state_dict({**empty, "param_groups": saved["param_groups"]})
+        _steps(optimizer, params, ("S", 0), 3, seed=1)
+        runs.append([jobs.whole(p).detach().clone() for p in params])
+    return all(map(torch.equal, *runs))

@@ -98,6 +98,15 @@ def test_a_state_dict_before_the_first_step_may_be_taken_by_one_rank(groups: Gro
     assert groups[2].run(owning.one_rank_asks_first, layout) == [True, True]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_a_state_of_another_shape_is_refused_by_name_and_nothing_is_lost(groups: Groups, layout: Any) -> None:
+    assert groups[2].run(owning.damaged, layout) == [True, True]
+
+
+def test_states_that_are_filled_before_the_first_step_are_used(groups: Groups) -> None:
+    assert groups[2].run(owning.filled_by_data) == [True, True]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     alone, owned = (groups[2].run(owning.elements, name, None, is_owned) for is_owned in (False, True))

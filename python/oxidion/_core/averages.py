@@ -131,7 +131,7 @@ def refuse_eval(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
     Raises:
         RuntimeError: that names `train()`.
     """
-    for _, _, own in _begun(groups, state):
+    for _, _, own in _started(groups, state):
         if float(own.get(SHARE, 0)) == 1.0:
             raise RuntimeError(IN_EVAL)
 
@@ -142,7 +142,7 @@ IN_EVAL = (
 )
 
 
-def _begun(
+def _started(
     groups: list[dict[str, Any]], state: Mapping[Any, Any]
 ) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
     """Groups, parameters and states of the averages that have begun."""
@@ -156,7 +156,7 @@ def _begun(
 @torch.no_grad()
 def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) -> None:
     """Has the parameters of "schedule_free" hold their averages ("eval"), or where gradients are taken."""
-    for group, param, own in _begun(groups, state):
+    for group, param, own in _started(groups, state):
         if SHARE not in own:
             continue
         # With y = (1 - s) z + s x of a share s, another share t has y + (1 - t / s) (z - y).
@@ -173,7 +173,7 @@ def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) ->
 def averaged(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Iterator[None]:
     """A context in which the parameters hold their averages, by every rule."""
     with torch.no_grad():
-        held = [(param, local(param).clone(), own) for _, param, own in _begun(groups, state)]
+        held = [(param, local(param).clone(), own) for _, param, own in _started(groups, state)]
         shares = [float(own[SHARE]) if SHARE in own else None for _, _, own in held]
         for (param, _, own), share in zip(held, shares, strict=True):
             if share is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
@@ -387,7 +388,8 @@ class OxOptimizer(Stepper, Optimizer):
             super().load_state_dict(state_dict)
             self._forget()
             self._poison = self._pending = self._reserve = None
-            self._replanned, self._is_loaded = False, True
+            self._replanned = False
+            self._cold = loading.without_states(self.param_groups, self.state)
             self._settle()
             if self._init_states:
                 self.init_state()
@@ -438,7 +440,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
-        self._owned, self._written, self._is_loaded = OwnerSharded(), Written(), True
+        self._owned, self._written = OwnerSharded(), Written()
         self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:
@@ -458,7 +460,6 @@ class OxOptimizer(Stepper, Optimizer):
                 though ranks disagreed.
         """
         self._refuse_poison()
-        self._refuse_owned()
         self._settle_keys()
         aside = self._unsaved()
         if aside:
@@ -470,26 +471,26 @@ class OxOptimizer(Stepper, Optimizer):
                 "parameter, or the number is that of a parameter in a state dict",
                 ", ".join(shown),
             )
-        for key in aside:
-            del self.state[key]
-        try:
-            saved = super().state_dict()
-        finally:
-            self.state.update(aside)
-        if self._owned:  # the next step puts others in the place of these
-            saved["state"] = {
-                key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
-            }
+        with self._owned.zeros_shown(self.state):
+            self._refuse_owned()
+            for key in aside:
+                del self.state[key]
+            try:
+                saved = super().state_dict()
+            finally:
+                self.state.update(aside)
+            if self._owned:  # the next step puts others in the place of these
+                saved["state"] = {
+                    key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
+                }
         return saved
 
     def _refuse_owned(self) -> None:
-        """Refuses states that are in parts, where a rank would save its own alone.
+        """Refuses states in blocks, where a rank would save its own alone.
 
         Raises:
-            RuntimeError: that names the way out.
+            RuntimeError: that names the way on.
         """
-        if self._owned.is_fresh:
-            self._owned.gather(self.state, {})
         key = self._owned.first_unsynced(self.state)
         if key is not None:
             raise RuntimeError(
@@ -500,9 +501,13 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_poison()
-        self._refuse_owned()
         self._settle_keys()
-        state: dict[str, Any] = super().__getstate__()
+        with self._owned.zeros_shown(self.state):
+            self._refuse_owned()
+            state: dict[str, Any] = super().__getstate__()
+            if self._owned:
+                held = ((key, dict(own) if isinstance(own, dict) else own) for key, own in self.state.items())
+                state["state"] = defaultdict(dict, held)
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         eager = {"_init_states": True} if self._init_states else {}
         return {**state, **own, **eager, **({"_functions": self._functions} if self._functions else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -81,9 +82,18 @@ def _is_key(value: object) -> bool:
 
 def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
     """Has random numbers of parameters that had no names go on by position, in place, if they have names."""
-    for group, target in zip(groups, own, strict=False):
-        if "param_names" in target and "param_names" not in group:
+    for number, (group, target) in enumerate(zip(groups, own, strict=False)):
+        if "param_names" in group:
+            continue
+        if "param_names" in target:
             group.setdefault("seed_by", "position")
+        elif group.get("seed_by") == "name":  # torch's flattened state dicts drop names
+            group["seed_by"] = "position"
+            logging.getLogger("oxidion").warning(
+                "group %d: random numbers of the checkpoint went by names of parameters, and the optimizer "
+                "has none: they go by positions from here on. Make it with named_parameters()",
+                number,
+            )
 
 
 def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
@@ -206,11 +216,20 @@ def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], p
         lost = [name for name, is_there in found.items() if not is_there]
         if lost and any(found.values()):
             raise ValueError(
-                f"{lost[0]}: the state dict has no states of it, and has some of other parameters of group "
-                f"{number}: it would begin anew. If it is meant to, as one that was frozen in that run, call "
-                "requires_grad_(False) on it before load_state_dict() and requires_grad_(True) after it; it "
-                "must have no gradient meanwhile"
+                f"{lost[0]}: the state dict has no states of it, and has some of other parameters of "
+                f"group {number}. It was frozen or unused in that run, or its states were cleared. To begin "
+                "it anew, set its grad to None and requires_grad to False while the state dict is loaded"
             )
+
+
+def without_states(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> list[int]:
+    """The groups that have taken steps and have no states of what they step, as they were loaded."""
+    found = []
+    for number, group in enumerate(groups):
+        stepped = [param for param in group["params"] if param.requires_grad]
+        if group["step"] > 0 and stepped and not any(map(state.get, stepped)):
+            found.append(number)
+    return found
 
 
 def _check_moment(own: Mapping[str, Any], key: str, algorithm: str, name: str, *, lost: bool) -> None:

@@ -7,7 +7,8 @@ that is a sum over a sharded side it has what this process adds. A whole state i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -38,14 +39,13 @@ class OwnerSharded:
         self.is_fresh = True
         self._specs: dict[Tensor, dict[str, Spec]] = {}
         self._gathered: list[tuple[str, Tensor, str, Tensor]] = []
-        self._zeros: dict[int, tuple[Tensor, int]] = {}
         self._whole: set[tuple[Tensor, str]] = set()
 
     def __bool__(self) -> bool:
         """True where there are such states."""
         return any(self._specs.values())
 
-    def _is_sharded(self, param: Tensor, key: str, value: object) -> bool:
+    def is_sharded(self, param: Tensor, key: str, value: object) -> bool:
         """True for a state in blocks, by its shape; where whole ones have the same, by what was done last."""
         spec = self._specs.get(param, {}).get(key)
         if spec is None or not isinstance(value, Tensor) or is_distributed(value):
@@ -56,7 +56,7 @@ class OwnerSharded:
     def first_unsynced(self, state: State) -> str | None:
         """The key of a state that is in blocks now."""
         found = ((key, param) for param, own in self._specs.items() for key in own)
-        return next((k for k, p in found if self._is_sharded(p, k, state.get(p, {}).get(k))), None)
+        return next((k for k, p in found if self.is_sharded(p, k, state.get(p, {}).get(k))), None)
 
     def clone_for(self, twins: Mapping[Tensor, Tensor]) -> OwnerSharded:
         """The same for copies of the parameters."""
@@ -83,7 +83,7 @@ class OwnerSharded:
             LayoutError: for blocks of other owners than the plan's.
         """
         value: Any = own.get(key)
-        if self._is_sharded(param, key, value):
+        if self.is_sharded(param, key, value):
             if spec["owned"] != self._specs[param][key]["owned"]:
                 raise LayoutError(
                     f"{name}: state {key!r} is in blocks of other owners than the step asks for: parameters "
@@ -96,8 +96,7 @@ class OwnerSharded:
             self._specs.get(param, {}).pop(key, None)
             return None
         self._specs.setdefault(param, {})[key] = spec
-        made, version = self._zeros.pop(id(value), (None, 0))
-        if value is not None and (made is None or local(made)._version != version):
+        if value is not None:
             self._gathered.append((name, param, key, value))
         where, dtype = local(param), getattr(torch, spec["dtype"])
         own[key] = held = zeros([numel(spec["owned"][0])], dtype, where.device, pin=where.is_pinned())
@@ -117,15 +116,17 @@ class OwnerSharded:
         Returns:
             True where there were some.
         """
-        gathered, self._gathered = self._gathered, []
-        for _, param, key, value in gathered:
+        has_some = bool(self._gathered)
+        while self._gathered:
+            _, param, key, value = self._gathered[-1]
             spec, held = self._specs[param][key], state[param][key]
             places, _, _, takes = spec["owned"]
             whole = _whole(value, spec, groups).to(held.device)
             if takes:
                 _exchange(held, whole.contiguous(), places, out=False)
             self.is_fresh = False
-        return bool(gathered)
+            self._gathered.pop()  # what is left when this raises is put back
+        return has_some
 
     def put_back(self, state: State) -> bool:
         """Puts whole states back that were not scattered; True where there are some."""
@@ -134,6 +135,27 @@ class OwnerSharded:
             state[param][key] = value
             self._whole.add((param, key))
         return bool(gathered)
+
+    @contextmanager
+    def zeros_shown(self, state: State) -> Iterator[None]:
+        """A context in which whole states of zeros are in the place of blocks that no step has written.
+
+        No other rank is asked: one alone may take a state dict before the first step.
+        """
+        blocks = []
+        if self.is_fresh:
+            for param, specs in self._specs.items():
+                own = state.get(param, {})
+                blocks += [
+                    (own, param, key, own[key]) for key in specs if self.is_sharded(param, key, own.get(key))
+                ]
+            self.gather(state, {})
+        try:
+            yield
+        finally:
+            for own, param, key, value in blocks:
+                own[key] = value
+                self._whole.discard((param, key))
 
     def gather(self, state: State, groups: Groups) -> None:
         """Puts whole states, laid out as their parameters, in the place of blocks.
@@ -148,7 +170,7 @@ class OwnerSharded:
             for param, specs in self._specs.items():
                 for key, spec in specs.items():
                     held: Tensor = state.get(param, {}).get(key)  # type: ignore[assignment]
-                    if not self._is_sharded(param, key, held):
+                    if not self.is_sharded(param, key, held):
                         continue
                     if self.is_fresh:
                         lengths = [length for _, length in spec["spans"]]
@@ -158,10 +180,8 @@ class OwnerSharded:
                         for dim, (start, length) in enumerate(spec["spans"]):
                             part = part.narrow(dim, start, length)
                         part = part.clone(memory_format=torch.contiguous_format)
-                    state[param][key] = whole = as_state(part, param, spec)
+                    state[param][key] = as_state(part, param, spec)
                     self._whole.add((param, key))
-                    if self.is_fresh:  # one rank alone may have asked for it
-                        self._zeros[id(whole)] = whole, local(whole)._version
 
 
 def collected(held: Tensor, spec: Spec, groups: Groups) -> Tensor:

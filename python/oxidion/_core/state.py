@@ -145,13 +145,16 @@ def materialise(
                 if owned.bound(name, param, own, key, spec) is None:
                     own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
                 _complete(spec["role"], own[key], own)
-            elif owned.bound(name, param, own, key, spec) is None:
+            elif not owned.is_sharded(param, key, value):
                 check_state(value, key, spec, name)
                 if not lies_right(value, param, spec):
                     raise LayoutError(
                         f"{name}: state {key!r} lies otherwise than the parameter asks for. Load it with "
                         "load_state_dict(), which moves it"
                     )
+                owned.bound(name, param, own, key, spec)
+            else:
+                owned.bound(name, param, own, key, spec)
             tensors.append(own[key])
         bound.append(tensors)
     return bound

@@ -95,7 +95,8 @@ class Stepper:
     _owned: OwnerSharded
     _written: Written
     _inside_averaged: int = 0
-    _is_loaded: bool = False
+    _cold: Sequence[int] = ()
+    _looked: frozenset[int] = frozenset()
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
@@ -155,6 +156,7 @@ class Stepper:
         self._settle_keys()
         if self._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
+        self._tell_cold()
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -177,6 +179,8 @@ class Stepper:
                 self._runner.prepare(session)
                 begun = begun._replace(session=session)
             taken = agreed and self._place_gradients(begun.session)
+            if taken:
+                self._looked |= frozenset(self._unlooked())
         finally:
             if not taken:
                 for group in self.param_groups:
@@ -198,6 +202,7 @@ class Stepper:
         except Exception as raised:  # told to the other ranks first
             error = raised
         planned = self._session is not before or self._replanned or self._is_unchecked
+        planned = planned or bool(self._unlooked())
         moves = has_states or session is None or error is not None or self._moves()
         return _Begun(session, error, skip, planned, moves)
 
@@ -205,10 +210,7 @@ class Stepper:
         """True where a step is taken of which no other rank is asked."""
         if begun.error is not None:
             raise begun.error
-        taken = begun.moves and not begun.skip
-        if taken and not self._groups:
-            self._is_unchecked = self._is_unchecked and self._waits_for_rate()
-        return taken
+        return begun.moves and not begun.skip
 
     def _agreed_with(self, groups: comm.Groups, begun: _Begun, walk: _Walk) -> bool:
         """True where all ranks take a step; ``walk`` is that of the last one."""
@@ -221,8 +223,7 @@ class Stepper:
                 raise begun.error
         if agreed.pending is None and agreed.taken and agreed.moves:
             self._check_agreed(groups, agreed.planned, begun.session)
-            waits = begun.session is None or self._waits_for_rate()
-            self._is_unchecked = self._is_unchecked and waits
+            self._is_unchecked = self._is_unchecked and begun.session is None
         return agreed.taken and agreed.moves
 
     def _agree(self, groups: comm.Groups, begun: _Begun) -> agree.Agreed:
@@ -322,12 +323,15 @@ class Stepper:
             return True
         return any(bool(comm.local(grad).any()) for _, grad in named_gradients(self.param_groups))
 
-    def _waits_for_rate(self) -> bool:
-        """True where a group that refuses zeros has a rate of 0: its weights may come after such a step."""
-        return any(
-            self._class_of(group["algorithm"]).refuses_zeros(group) and float(group["lr"]) == 0
-            for group in self.param_groups
-        )
+    def _unlooked(self) -> list[int]:
+        """The groups that refuse zeros, have a rate above 0, and were not looked at since they were bound."""
+        return [
+            number
+            for number, group in enumerate(self.param_groups)
+            if number not in self._looked
+            and self._class_of(group["algorithm"]).refuses_zeros(group)
+            and float(group["lr"]) != 0
+        ]
 
     def _look_for_zeros(self, groups: comm.Groups | None) -> None:
         """Refuses matrices of zeros that no step could change, before anything is written.
@@ -439,7 +443,7 @@ class Stepper:
             session = self._bind(in_step=True)
             if not begins(session):
                 raise RuntimeError("parameters or states changed while the step was being planned")
-        if self._is_unchecked:
+        if self._unlooked():
             try:
                 self._look_for_zeros(None)
             except BaseException:
@@ -490,11 +494,9 @@ class Stepper:
         """
         self._session = self._evidence = None
         self._is_unchecked = True  # also where no step has it bound
+        self._looked = frozenset()
         groups = self._read_groups()
         averages.drop_others(self.param_groups, self.state)
-        if in_step and self._is_loaded:
-            self._is_loaded = False
-            self._tell_cold()
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))
         self._places = tuple(where for where, _ in memory)
@@ -506,16 +508,20 @@ class Stepper:
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
             arena = self._workspace(memory)
-            states = materialise(
-                plan,
-                self.param_groups,
-                self.state,
-                self.STATE_NAMES,
-                optional,
-                done,
-                self._reserve,
-                self._owned,
-            )
+            try:
+                states = materialise(
+                    plan,
+                    self.param_groups,
+                    self.state,
+                    self.STATE_NAMES,
+                    optional,
+                    done,
+                    self._reserve,
+                    self._owned,
+                )
+            except BaseException:
+                self._owned.put_back(self.state)
+                raise
         comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
@@ -529,17 +535,16 @@ class Stepper:
         return session
 
     def _tell_cold(self) -> None:
-        """Says of which groups a checkpoint has had steps and no states."""
-        for number, group in enumerate(self.param_groups):
-            stepped = [param for param in group["params"] if param.requires_grad]
-            if group["step"] > 1 and stepped and not any(map(self.state.get, stepped)):
-                logging.getLogger("oxidion").warning(
-                    "group %d has taken %d steps by its checkpoint, which had no states of it: they begin "
-                    "anew. An optimizer that has not stepped has no states for torch.distributed.checkpoint "
-                    "to fill: call init_state() before its state_dict()",
-                    number,
-                    group["step"] - 1,
-                )
+        """Says once of which groups a checkpoint had steps and no states."""
+        for number in self._cold:
+            logging.getLogger("oxidion").warning(
+                "group %d: its checkpoint has %d steps and no states, which start from zero. An optimizer "
+                "that has not stepped has no states for torch.distributed.checkpoint to fill: call "
+                "init_state() before its state_dict()",
+                number,
+                self.param_groups[number]["step"],
+            )
+        self._cold = ()
 
     def _workspace(self, memory: Sequence[tuple[torch.device, int]]) -> list[torch.Tensor]:
         """Memory of float32 on each device for what a step keeps for itself alone."""
