@@ -38,8 +38,7 @@ pub(super) fn taken(
             }
             (Some(dtype), Some(coded)) if dtype.is_quantized() => state.dtype = coded.dtype,
             (Some(dtype), _) if !state.on_host => state.dtype = dtype,
-            (Some(_), _) => {}
-            (None, _) => {}
+            _ => {}
         }
         Ok(state)
     };

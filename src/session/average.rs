@@ -110,7 +110,7 @@ impl BoundParam {
             }
             (AverageRule::ScheduleFree { beta, lr_power, step_power, decay }, Some(own_places)) => {
                 let [sum, most, held] = if begins { [0.0, 0.0, 1.0] } else { own_places.map(number) };
-                if !begins && held == 1.0 {
+                if !begins && held >= 1.0 {
                     return Err(Error::Mode(
                         "the parameters hold their averages since eval(): call train() before step()".into(),
                     ));

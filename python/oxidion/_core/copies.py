@@ -1,4 +1,4 @@
-"""Copies of the weights among the states: they have to follow where somebody else writes the weights."""
+"""Copies of the weights among the states: they have to follow where a caller writes the weights."""
 
 from __future__ import annotations
 

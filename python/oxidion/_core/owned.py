@@ -70,7 +70,7 @@ class OwnerSharded:
         """The state as a step works on it; None for one that is not owner-sharded.
 
         A new state begins as zeros. One that is whole is scattered by `scatter`, later: its blocks are zeros
-        until then. Tensors that somebody has put in the place of others are taken as they are.
+        until then. A tensor that a caller put there instead of another is taken as it is.
 
         Args:
             name: of the parameter.
@@ -138,7 +138,7 @@ class OwnerSharded:
 
     @contextmanager
     def zeros_shown(self, state: State) -> Iterator[None]:
-        """A context in which whole states of zeros are in the place of blocks that no step has written.
+        """A context in which whole states of zeros replace blocks that no step has written.
 
         No other rank is asked: one alone may take a state dict before the first step.
         """
@@ -158,7 +158,7 @@ class OwnerSharded:
                 self._whole.discard((param, key))
 
     def gather(self, state: State, groups: Groups) -> None:
-        """Puts whole states, laid out as their parameters, in the place of blocks.
+        """Replaces blocks by whole states, laid out as their parameters.
 
         Every rank has to call this, but for states that no step has written.
 
@@ -190,7 +190,7 @@ def collected(held: Tensor, spec: Spec, groups: Groups) -> Tensor:
     wide = torch.float64 if held.dtype == torch.float64 else torch.float32
     whole = torch.zeros(spec["shape"], dtype=wide, device=held.device)
     _exchange(held, whole, places, out=True)
-    # Of what lies with owners all but one have a zero: the sum is exact.
+    # All ranks but the owner have a zero: the sum is exact.
     collectives.add(whole, [groups[tuple(ranks)] for ranks in axes])
     return whole.to(held.dtype)
 
