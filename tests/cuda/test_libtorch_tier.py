@@ -28,7 +28,7 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_cases.py", OWN_SIGNS, 900),
         ("algorithm/test_huge_gradients.py", "", 300),
         ("algorithm/test_stochastic_rounding.py", "", 50),
-        ("algorithm/test_average_dtype.py", "", 60),
+        ("algorithm/test_average_dtype.py", "", 37),
         ("algorithm/test_weight_norm.py", "AdamW or adamw", 14),
         ("algorithm/test_dion_degenerate.py", "", 100),
         ("algorithm/test_dion_orthonormal.py", "", 70),

@@ -27,7 +27,7 @@ from oxidion._core.state import (
     settle,
     workspaces,
 )
-from oxidion._core.written import Written
+from oxidion._core.written import Written, is_still
 from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
@@ -319,7 +319,7 @@ class Stepper:
         torch's ``get_optimizer_state_dict`` takes such a step for the states that a checkpoint fills, before
         there are weights or gradients.
         """
-        if any(group["lr"] is None or float(group["lr"]) != 0 for group in self.param_groups):
+        if not all(map(is_still, self.param_groups)):
             return True
         return any(bool(comm.local(grad).any()) for _, grad in named_gradients(self.param_groups))
 
@@ -330,7 +330,7 @@ class Stepper:
             for number, group in enumerate(self.param_groups)
             if number not in self._looked
             and self._class_of(group["algorithm"]).refuses_zeros(group)
-            and float(group["lr"]) != 0
+            and not is_still(group)
         ]
 
     def _look_for_zeros(self, groups: comm.Groups | None) -> None:
@@ -349,7 +349,7 @@ class Stepper:
         found = []
         for number, group in enumerate(self.param_groups):
             cls = self._class_of(group["algorithm"])
-            if cls.refuses_zeros(group) and float(group["lr"]) != 0:
+            if cls.refuses_zeros(group) and not is_still(group):
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
                 found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
         lines = [set(comm.lines_of(param)) for _, _, param in found]

@@ -69,6 +69,11 @@ def elsewhere(group: Mapping[str, Any]) -> set[str]:
     return {key for key, value in own if captured or not value.is_cpu}
 
 
+def is_still(group: Mapping[str, Any]) -> bool:
+    """True at a learning rate of 0 that the host knows: such a step changes no weight."""
+    return group["lr"] is not None and "lr" not in elsewhere(group) and float(group["lr"]) == 0
+
+
 def plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group with names of dtypes, and numbers of NumPy, which schedulers may write, as Python's."""
     return {key: _plain(key, value) for key, value in group.items()}
