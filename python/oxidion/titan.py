@@ -22,11 +22,14 @@ _MARK = "_knows_oxidion"
 def _make(cls: Callable[..., Optimizer], groups: list[dict[str, Any]], **arguments: Any) -> Optimizer:
     """An optimizer over groups, of which each has all settings, as torchtitan writes them.
 
-    States are made at once, so that a checkpoint of step 0 needs no step of zeros.
+    States are made at once, so that a checkpoint of step 0 needs no step of zeros. All ranks take state dicts
+    together, so that each gathers its states first.
     """
     if all("lr" in group for group in groups):
         arguments.setdefault("lr", groups[0]["lr"])  # no group takes it, and a constructor may ask for one
-    return cls(groups, **{"init_state": True, **arguments})
+    optimizer = cls(groups, **{"init_state": True, **arguments})
+    optimizer.register_state_dict_pre_hook(OxOptimizer.synchronize_for_checkpoint)  # type: ignore[arg-type]
+    return optimizer
 
 
 def _factories() -> dict[str, Callable[..., Optimizer]]:

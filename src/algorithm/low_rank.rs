@@ -88,7 +88,7 @@ impl LowRank {
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
             storage: StateStorage::from_options(options)?,
-            owned: StateStorage::is_owned(options)?,
+            owned: options.flag("owned_states")?,
         })
     }
 

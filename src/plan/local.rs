@@ -160,9 +160,20 @@ impl LocalState {
     #[must_use]
     pub fn shape(&self) -> Vec<usize> {
         if let Some(owned) = &self.owned {
-            return vec![owned.numel()];
+            // A dimension more than the whole state has: a shape tells blocks from it.
+            return self.spec.shape.iter().map(|_| 1).chain([owned.numel()]).collect();
         }
         self.spans.iter().map(|(_, len)| *len).collect()
+    }
+
+    /// Elements after which a row begins that shares no scale with the one before.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        let whole = self.spec.shape.last().copied().unwrap_or(1);
+        match &self.owned {
+            Some(owned) => owned.blocks.first().map_or(whole, |(_, part)| part.cols.min(whole)),
+            None => self.spans.last().map_or(1, |(_, len)| *len),
+        }
     }
 
     /// Bytes that are stored here.

@@ -10,7 +10,7 @@ use super::redistribute::shared;
 use crate::algorithm::AnyAlgorithm;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
-use crate::spec::Side;
+use crate::spec::{Rect, Side, StateSpec};
 
 /// Gives every process the blocks of such states that it owns or adds to. `open` are the buckets with all units, also those that are
 /// stored elsewhere, `closed` those with owners.
@@ -48,19 +48,47 @@ pub(super) fn settle(
         let (alone, whole) = (Layout::default(), whole_blocks(planned, algorithms)?);
         let axes: Vec<_> = planned.layout.distributed_axes().map(|(axis, _)| axis.ranks.clone()).collect();
         for &state in states {
-            let state = &mut planned.states[state];
-            if state.spec.dtype.is_quantized() {
-                return Err(Error::Value(format!(
-                    "{}: state '{}' is of 8 bits, and owned_states keeps those of 32: load it without owned_states",
-                    planned.spec.name, state.spec.role
-                )));
+            let coded = planned.states.iter().position(|scales| scales.scales_of == Some(state));
+            let all = LocalState::of(planned.states[state].spec.clone(), &alone);
+            let parts: Vec<_> = whole.iter().map(|block| all.part(block)).collect();
+            let owned = |parts: &[Rect]| {
+                let blocks = mine.iter().map(|&block| (block, parts[block])).collect();
+                Some(Owned { blocks, axes: axes.clone(), is_sum: false, takes: true })
+            };
+            if let Some(scales) = coded {
+                planned.states[scales].owned = owned(&scales_of(&planned.spec.name, &all.spec, &parts)?);
             }
-            let all = LocalState::of(state.spec.clone(), &alone);
-            let blocks = mine.iter().map(|&block| (block, all.part(&whole[block]))).collect();
-            state.owned = Some(Owned { blocks, axes: axes.clone(), is_sum: false, takes: true });
+            planned.states[state].owned = owned(&parts);
         }
     }
     Ok(())
+}
+
+/// The scales of blocks in 8 bits, whose rows begin anew at the same length in all of them.
+///
+/// # Errors
+/// `Error::Value` for blocks side by side of several widths.
+fn scales_of(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<Rect>> {
+    let (Some(coded), Some(&width)) = (state.coded, state.shape.last()) else { return Ok(Vec::new()) };
+    let first = parts.first().map_or(width, |part| part.cols.min(width));
+    if parts.iter().any(|part| part.cols.min(width) != first) {
+        return Err(Error::Value(format!(
+            "{name}: state '{}' of 8 bits lies with the owners of matrices, and these are side by side with several widths. \
+             Set state_bits=32 in its group, or shard another dimension",
+            state.role
+        )));
+    }
+    let scales = width.div_ceil(coded.block);
+    let of = |part: &Rect| {
+        let (row, col) = (part.offset / width, part.offset % width);
+        Rect {
+            offset: row * scales + col / coded.block,
+            rows: part.numel() / first,
+            cols: first.div_ceil(coded.block),
+            stride: scales,
+        }
+    };
+    Ok(parts.iter().map(of).collect())
 }
 
 /// The states that are sums, with the sides over which they are, and the blocks that this process has parts of.

@@ -239,11 +239,10 @@ impl BoundParam {
         { all }.try_for_each(BoundTensor::refresh).map_err(|e| e.of(&planned.spec.name))?;
         for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
-            let (spec, shape) = (&planned.states[of].spec, planned.states[of].shape());
-            if let (Some(coded), Some(&width)) = (spec.coded, shape.last()) {
+            if let Some(coded) = planned.states[of].spec.coded {
                 self.states[of].set_encoding(Encoding::Blocks(Blocks {
                     scales: memory,
-                    width,
+                    width: planned.states[of].width(),
                     block: coded.block,
                 }));
             }

@@ -58,20 +58,6 @@ impl StateStorage {
         })
     }
 
-    /// Tests whether states lie with the owners of matrices.
-    ///
-    /// # Errors
-    /// `Error::Value` for settings of the wrong kind, and for states of 8 bits.
-    pub fn is_owned(options: &Options) -> Result<bool> {
-        let owned = options.flag("owned_states")?;
-        if owned && options.count("state_bits", 32)? == 8 {
-            return Err(Error::Value(
-                "owned_states keeps states of 32 bits: leave it out, or set state_bits=32".into(),
-            ));
-        }
-        Ok(owned)
-    }
-
     /// Element type of states that are not of 8 bits; none is the parameter's.
     #[must_use]
     pub fn dtype(&self) -> Option<DType> {

@@ -156,7 +156,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank": 2, "proj_type": "full"},
         {"rank": 2, "rotate_moments": True, "update_proj_gap": 2},
         {"rank": 2, "stagger": True, "update_proj_gap": 3},
-        {"rank": 2, "owned_states": True, "state_bits": 32},
+        {"rank": 2, "owned_states": True},
     ),
     "APOLLOAdamW": (
         *LOW_RANK,

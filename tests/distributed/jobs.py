@@ -175,11 +175,12 @@ def placed_model() -> nn.Sequential:
 
 
 def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
-    """An optimizer over matrices, with AdamW for the rest, or of one group; averages are keys of groups."""
-    averages = {key: keys.pop(key) for key in [*keys] if key.startswith("average")}
+    """An optimizer over matrices, with AdamW for the rest, or of one group; some are keys of groups."""
+    of_groups = ("average", "min_quant_numel", "block_size")
+    own = {key: keys.pop(key) for key in [*keys] if key.startswith(of_groups)}
     optimizer = _optimizer_of(network, name, keys)
     for group in optimizer.param_groups:
-        group.update(averages)
+        group.update(own)
     return optimizer
 
 

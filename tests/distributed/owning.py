@@ -12,19 +12,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import oxidion
+from oxidion import titan
 from support.inputs import gaussian, gradients
 
 from . import jobs
 
 SHAPES = ((12, 8), (9, 14), (3, 6, 5))
-KEYS = {"precondition_frequency": 2}
-LOW_RANK = {"rank": 2, "update_proj_gap": 2, "state_bits": 32}
+KEYS = {"precondition_frequency": 2, "owned_states": True}
+LOW_RANK = {"rank": 2, "update_proj_gap": 2, "state_bits": 32, "owned_states": True}
+CODES = {"min_quant_numel": 0, "block_size": 8}
+"""Keys of groups with states of 8 bits."""
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "SOAPMuon": {**KEYS, "orth_dtype": "float64"},
     "SOAP kl": {**KEYS, "variant": "kl"},
+    "SOAP codes": {**KEYS, "state_bits": 8},
+    "SOAP sums": {"precondition_frequency": 2, "sides": "unsharded"},
     "GaLoreAdamW": {**LOW_RANK, "rotate_moments": True, "stagger": True},
     "APOLLOAdamW": LOW_RANK,
-    "APOLLOMini": {"update_proj_gap": 2},
+    "APOLLOMini": {"update_proj_gap": 2, "owned_states": True},
+    "GaLoreAdamW codes": {**LOW_RANK, "state_bits": 8},
 }
 """Settings by name: a class, and what is behind it tells settings apart."""
 
@@ -44,7 +50,23 @@ def _weights(shapes: Sequence[tuple[int, ...]], layout: Any) -> list[nn.Paramete
 
 def _optimizer(name: str, params: list[nn.Parameter], layout: Any, **keys: Any) -> Any:
     mesh = {} if layout is not None else {"distributed_mesh": dist.group.WORLD}
-    return getattr(oxidion, name.split()[0])(params, 2.0**-6, **OWN_KEYS.get(name, KEYS), **mesh, **keys)
+    groups = [{"params": params, **group_keys(name)}]
+    return getattr(oxidion, name.split()[0])(groups, 2.0**-6, **{**settings(name), **mesh, **keys})
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Arguments of an optimizer whose states lie with the owners of matrices."""
+    return OWN_KEYS.get(name, KEYS)
+
+
+def group_keys(name: str) -> dict[str, Any]:
+    """Keys that are no arguments."""
+    return CODES if name.endswith("codes") else {}
+
+
+def _alone(name: str, params: list[nn.Parameter], **keys: Any) -> Any:
+    """The same on one process, which has everything."""
+    return _optimizer(name, params, ("alone",), **keys)
 
 
 def _steps(
@@ -76,23 +98,22 @@ def _states(optimizer: Any) -> list[dict[str, Tensor]]:
     return [*optimizer.state_dict()["state"].values()]
 
 
-def beside_sharded(name: str, layout: Any) -> dict[str, float]:
-    """Distances from an optimizer whose states are sharded: of weights and of each state in a checkpoint."""
-    owned, sharded = _params(layout), _params(layout)
-    one = _optimizer(name, owned, layout, owned_states=True)
-    other = _optimizer(name, sharded, layout)
+def beside_one_process(name: str, layout: Any) -> dict[str, float]:
+    """Distances from one process that has everything: of weights and of each state in a checkpoint."""
+    owned, whole = _params(layout), _params(None)
+    one, other = _optimizer(name, owned, layout), _alone(name, whole)
     _steps(one, owned, layout, 4)
-    _steps(other, sharded, layout, 4)
+    _steps(other, whole, None, 4)
     with pytest.raises(RuntimeError, match=r"owners of matrices.*synchronize_for_checkpoint"):
         one.state_dict()
     one.synchronize_for_checkpoint()
-    found = {"weights": _differ([*owned], [*sharded])}
-    for mine, theirs in zip(_states(one), _states(other), strict=True):
+    found = {"weights": _differ([*owned], [*whole])}
+    for param, mine, theirs in zip(owned, _states(one), _states(other), strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
-            assert type(value) is type(theirs[key])
-            assert getattr(value, "placements", None) == getattr(theirs[key], "placements", None)
             found[key] = max(found.get(key, 0.0), _differ([value], [theirs[key]]))
+            if value.shape == param.shape:  # as the parameter
+                assert getattr(value, "placements", None) == getattr(param, "placements", None)
     return found
 
 
@@ -101,13 +122,13 @@ def goes_on(name: str, layout: Any) -> tuple[bool, bool]:
     runs = []
     for what in ("straight", "synchronized", "loaded"):
         params = _params(layout)
-        optimizer = _optimizer(name, params, layout, owned_states=True)
+        optimizer = _optimizer(name, params, layout)
         _steps(optimizer, params, layout, 3)
         if what != "straight":
             optimizer.synchronize_for_checkpoint()
         if what == "loaded":
             saved = optimizer.state_dict()
-            optimizer = _optimizer(name, params, layout, owned_states=True)
+            optimizer = _optimizer(name, params, layout)
             optimizer.load_state_dict(saved)
         _steps(optimizer, params, layout, 3, seed=1)
         runs.append([jobs.whole(p).detach().clone() for p in params])
@@ -133,7 +154,7 @@ def more_parameters() -> None:
     # One matrix of each shape: the costlier ones of the second group change who owns those of the first.
     first = [_weights((shape,), layout) for shape in ((12, 8), (9, 14))]
     more = _weights(((16, 24),), layout)
-    optimizer = _optimizer("SOAP", [param for (param,) in first], layout, owned_states=True)
+    optimizer = _optimizer("SOAP", [param for (param,) in first], layout)
     for param in (*optimizer.param_groups[0]["params"], *more):
         param.grad = param.detach().clone()
     optimizer.step()
@@ -145,17 +166,16 @@ def more_parameters() -> None:
 
 
 def frozen() -> list[float]:
-    """A weight that is frozen, and then is not, beside an optimizer whose states are sharded: distances."""
+    """A weight that is frozen, and then is not, beside one process that has everything: distances."""
     layout, pairs = ("S", 0), []
     for owned in (True, False):
-        params = _params(layout)
-        optimizer = _optimizer("SOAP", params, layout, owned_states=owned)
-        _steps(optimizer, params, layout, 3)
+        params = _params(layout if owned else None)
+        optimizer = _optimizer("SOAP", params, layout) if owned else _alone("SOAP", params)
+        _steps(optimizer, params, layout if owned else None, 3)
         for is_frozen in (True, False):
             params[1].requires_grad_(not is_frozen)
             params[1].grad = None  # one with a gradient takes part still
-            if owned:
-                optimizer.synchronize_for_checkpoint()
+            optimizer.synchronize_for_checkpoint()
             for param in params:
                 param.grad = None if param is params[1] and is_frozen else param.detach().clone() + 0.5
             optimizer.step()
@@ -169,7 +189,7 @@ def frozen() -> list[float]:
 def frozen_without_loading() -> None:
     """A weight that is frozen between two steps: an error that names the way out, which works."""
     params = _params(("S", 0))
-    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+    optimizer = _optimizer("SOAP", params, ("S", 0))
     _steps(optimizer, params, ("S", 0), 3)
     params[1].requires_grad_(False)  # the costliest: the owners of others change
     params[1].grad = None
@@ -191,7 +211,7 @@ def switched() -> list[float]:
     layout, weights = ("S", 0), []
     for owned in (True, False):
         params = _params(layout)
-        optimizer = _optimizer("SOAP", params, layout, owned_states=owned)
+        optimizer = _optimizer("APOLLOAdamW", params, layout, owned_states=owned)
         (group,) = optimizer.param_groups
         _steps(optimizer, params, layout, 3)
         if owned:
@@ -207,10 +227,45 @@ def switched() -> list[float]:
     return [_differ([a], [b]) for a, b in zip(*weights, strict=True)]
 
 
+def of_other_bits(bits: int) -> bool:
+    """Whether a run goes on alike from states of 8 or 32 bits where its group says the other."""
+    runs = []
+    for layout in (("S", 0), None):
+        params = _params(layout)
+        first = _optimizer("SOAP codes", params, layout or ("alone",), state_bits=bits)
+        _steps(first, params, layout, 3)
+        first.synchronize_for_checkpoint()
+        second = _optimizer("SOAP codes", params, layout or ("alone",), state_bits=40 - bits)
+        second.load_state_dict({**first.state_dict(), "param_groups": second.state_dict()["param_groups"]})
+        _steps(second, params, layout, 3, seed=1)
+        second.synchronize_for_checkpoint()
+        runs.append((params, [own["exp_avg_sq"] for own in _states(second)]))
+    (mine, codes), (theirs, others) = runs
+    assert [value.dtype for value in codes] == [value.dtype for value in others]
+    return _differ([*mine], [*theirs]) <= 1e-9 and _differ(codes, others) <= 1e-9
+
+
+def gathered_by_a_hook(name: str) -> bool:
+    """Whether a hook before state dicts may gather, as that of torchtitan's optimizers does."""
+    layout, runs = ("S", 0), []
+    for is_saved in (False, True):
+        params = _params(layout)
+        cls = getattr(oxidion, name)
+        optimizer: Any = titan._make(cls, [{"params": params, "lr": 2.0**-6}], **settings(name))
+        assert not any(value.any() for own in _states(optimizer) for value in own.values())
+        _steps(optimizer, params, layout, 3)
+        if is_saved:
+            saved = _states(optimizer)
+            assert all(getattr(own["exp_avg_sq"], "_local_tensor", None) is not None for own in saved)
+        _steps(optimizer, params, layout, 3, seed=1)
+        runs.append([jobs.whole(p).detach().clone() for p in params])
+    return all(map(torch.equal, *runs))
+
+
 def in_hand() -> bool:
     """Whether a state dict stays as it is when steps go on, and copies of optimizers are whole or refused."""
     params = _params(("S", 0))
-    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+    optimizer = _optimizer("SOAP", params, ("S", 0))
     _steps(optimizer, params, ("S", 0), 3)
     with pytest.raises(RuntimeError, match="synchronize_for_checkpoint"):
         copy.deepcopy(optimizer)
@@ -235,7 +290,7 @@ def in_hand() -> bool:
 def all_states_at_once() -> None:
     """A group more of an optimizer that makes states when it is made."""
     params = _params(("S", 0))
-    optimizer = _optimizer("SOAP", params[:1], ("S", 0), owned_states=True, init_state=True)
+    optimizer = _optimizer("SOAP", params[:1], ("S", 0), init_state=True)
     for param in params:
         param.grad = param.detach().clone()
     optimizer.step()
@@ -249,7 +304,7 @@ def sums_beside_one_process(layout: Any) -> dict[str, float]:
     """Distances of a factor that is a sum over ranks from what one process has; and those of weights."""
     shapes = ((12, 8), (14, 9), (3, 6, 5))  # the side that is not cut is the shorter one
     params, whole = _weights(shapes, layout), _weights(shapes, None)
-    optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+    optimizer = _optimizer("SOAP sums", params, layout)
     _steps(optimizer, params, layout, 4, shapes=shapes)
     with pytest.raises(RuntimeError, match=r"sum to which ranks add.*synchronize_for_checkpoint"):
         optimizer.state_dict()
@@ -258,7 +313,7 @@ def sums_beside_one_process(layout: Any) -> dict[str, float]:
     rows = optimizer.verify()
     optimizer.synchronize_for_checkpoint()
     states = _states(optimizer)
-    alone = oxidion.SOAP(whole, 2.0**-6, **KEYS, sides="short")
+    alone = oxidion.SOAP(whole, 2.0**-6, precondition_frequency=2, sides="short")
     _steps(alone, whole, None, 4, shapes=shapes)
     found = {"weights": _differ([*params], [*whole]), "verify": max(row["update_error"] for row in rows)}
     for mine, theirs in zip(states, _states(alone), strict=True):
@@ -272,14 +327,14 @@ def sums_go_on(layout: Any) -> tuple[bool, float]:
     runs = []
     for what in ("straight", "synchronized", "loaded"):
         params = _params(layout)
-        optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+        optimizer = _optimizer("SOAP sums", params, layout)
         _steps(optimizer, params, layout, 3)
         if what != "straight":
             optimizer.synchronize_for_checkpoint()
             optimizer.synchronize_for_checkpoint()  # a sum of sums would be another
         if what == "loaded":
             saved = optimizer.state_dict()
-            optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+            optimizer = _optimizer("SOAP sums", params, layout)
             optimizer.load_state_dict(saved)
         _steps(optimizer, params, layout, 5, seed=1)
         runs.append([jobs.whole(p).detach().clone() for p in params])
@@ -290,7 +345,7 @@ def sums_go_on(layout: Any) -> tuple[bool, float]:
 def verified(name: str, layout: Any) -> list[float]:
     """What `verify` says between steps, and whether it changed anything."""
     params = _params(layout)
-    optimizer = _optimizer(name, params, layout, owned_states=True)
+    optimizer = _optimizer(name, params, layout)
     _steps(optimizer, params, layout, 3)
     for param in params:
         param.grad = param.detach().clone() + 0.5
@@ -305,7 +360,7 @@ def verified(name: str, layout: Any) -> list[float]:
 def first_step_at_a_rate_of_zero() -> set[str]:
     """Names of the types of states that torch finds after it had them made for a checkpoint to fill."""
     params = _params(("S", 0))
-    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+    optimizer = _optimizer("SOAP", params, ("S", 0))
     ready = [type(v).__name__ for own in _initialized(params) for v in own.values()]
     optimizer.param_groups[0]["lr"] = 0.0
     for param in params:
@@ -316,16 +371,16 @@ def first_step_at_a_rate_of_zero() -> set[str]:
 
 
 def _initialized(params: list[nn.Parameter]) -> list[dict[str, Tensor]]:
-    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True, init_state=True)
+    optimizer = _optimizer("SOAP", params, ("S", 0), init_state=True)
     return _states(optimizer)
 
 
 def late(name: str, layout: Any) -> list[float]:
-    """Distances from states that are not owned where weights have no gradient before the second step."""
+    """Distances from one process where weights have no gradient before the second step."""
     runs = []
     for owned in (True, False):
-        params = _params(layout)
-        optimizer = _optimizer(name, params, layout, owned_states=owned)
+        params = _params(layout if owned else None)
+        optimizer = _optimizer(name, params, layout) if owned else _alone(name, params)
         for step in range(4):
             for number, param in enumerate(params):
                 param.grad = None if step == 0 and number != 1 else param.detach().clone() + 0.5 * (step + 1)
@@ -352,9 +407,7 @@ def replaced(name: str, layout: Any) -> list[bool]:
     runs, shapes = [], list[list[torch.Size]]()
     for what in ("straight", "in blocks", "whole", "both", "through load_state_dict"):
         params = _params(layout)
-        own = {} if name == "SOAP sums" else {"owned_states": True}
-        keys = {"sides": "unsharded"} if name == "SOAP sums" else {}
-        optimizer = _optimizer(name, params, layout, **own, **keys)
+        optimizer = _optimizer(name, params, layout)
 
         def replace(optimizer: Any = optimizer) -> None:
             for states in optimizer.state.values():
@@ -385,7 +438,7 @@ def one_rank_asks_first(layout: Any) -> bool:
     runs = []
     for is_asked in (False, True):
         params = _params(layout)
-        optimizer = _optimizer("SOAP", params, layout, owned_states=True, init_state=True)
+        optimizer = _optimizer("SOAP", params, layout, init_state=True)
         if is_asked and dist.get_rank() == 0:
             optimizer.state_dict()
         _steps(optimizer, params, layout, 3)
@@ -396,7 +449,7 @@ def one_rank_asks_first(layout: Any) -> bool:
 def damaged(layout: Any) -> bool:
     """A state of another shape that somebody put there is refused by name, and nothing is lost."""
     params = _params(layout)
-    optimizer = _optimizer("SOAP", params, layout, owned_states=True)
+    optimizer = _optimizer("SOAP", params, layout)
     _steps(optimizer, params, layout, 3)
     optimizer.synchronize_for_checkpoint()
     before = [{key: jobs.whole(value).clone() for key, value in own.items()} for own in _states(optimizer)]
@@ -415,12 +468,12 @@ def filled_by_data() -> bool:
     runs = []
     for is_loaded in (False, True):
         params = _params(("S", 0))
-        optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+        optimizer = _optimizer("SOAP", params, ("S", 0))
         _steps(optimizer, params, ("S", 0), 3)
         optimizer.synchronize_for_checkpoint()
         if is_loaded:
             saved = optimizer.state_dict()
-            optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True, init_state=True)
+            optimizer = _optimizer("SOAP", params, ("S", 0), init_state=True)
             empty = optimizer.state_dict()
             for number, own in saved["state"].items():
                 for key, value in own.items():

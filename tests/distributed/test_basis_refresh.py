@@ -24,9 +24,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "soap": (oxidion.SOAP, {}),
     "soap-short": (oxidion.SOAP, {"sides": "short"}),
     "soap-kl": (oxidion.SOAP, KL),
-    "soap-owned": (oxidion.SOAP, {"owned_states": True}),
     "soap_muon": (oxidion.SOAPMuon, {}),
-    "soap_muon-owned": (oxidion.SOAPMuon, {"owned_states": True}),
 }
 # Square, 3:1 and 1:3; a stack; heads of 12 x 4. Three ranks cut 26 rows to 9, 9 and 8.
 WHOLE = Group(((12, 12), (26, 9), (8, 24), (2, 15, 5)))

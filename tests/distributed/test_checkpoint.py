@@ -13,6 +13,7 @@ from torch import nn
 
 import oxidion
 from oxidion._energy.report import report
+from support.features import FEATURES, KINDS
 from support.workers import Workers
 
 from . import saving
@@ -61,36 +62,35 @@ def test_averages_of_one_layout_go_on_on_another(
     assert any("average" in key for key in dtypes)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "AdamW": {},
-    "Lamb": {"weight_decay": 0.0},
-    "Adafactor": {"relative_step": False},
-    "Muon": {"orth_dtype": "float64"},
-    "Dion": {"rank_fraction": 0.5},
-    "GaLoreAdamW": {"rank": 3, "update_proj_gap": 2, "state_bits": 32},
-    "SOAP": {"precondition_frequency": 2},
-}
-NORMED = ("AdamW", "Muon", "Dion", "SOAP")
-SPHERE = {"weight_norm": "hyperball", "weight_decay": 0.0}
-FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "late-ema": ({"average": "ema", "average_decay": 0.5, "average_start": 2}, tuple(KINDS)),
-    "schedule-free": ({"average": "schedule_free"}, tuple(KINDS)),
-    "hyperball": (SPHERE, NORMED),
-    "both": ({**SPHERE, "average": "schedule_free"}, NORMED),
-    "row-floor": ({"weight_norm": "row_floor"}, NORMED),
-    "cautious": ({"cautious_wd": True, "weight_decay": 0.1}, NORMED),
-    "amsgrad": ({"amsgrad": True}, ("AdamW",)),
-}
-CELLS = [(name, feature) for feature, (_, names) in FEATURES.items() for name in names]
+ON_ANOTHER = ("late-ema", "schedule-free", "hyperball", "both", "row-floor", "cautious", "amsgrad")
+"""Features that do not depend on the layout to the last bit."""
+CELLS = [(name, feature) for feature in ON_ANOTHER for name in FEATURES[feature].classes]
 
 
 @pytest.mark.parametrize(("name", "feature"), CELLS)
 def test_every_feature_goes_on_on_another_layout(
     groups: Groups, tmp_path: Path, name: str, feature: str
 ) -> None:
-    keys = {**KINDS[name], **FEATURES[feature][0]}
+    keys = {**KINDS[name], **FEATURES[feature].keys}
     error, _ = goes_on(groups, tmp_path, (4, "plane"), (2, "fsdp"), name, keys)
     assert error <= CLOSE
+
+
+CODES = {"state_bits": 8, "min_quant_numel": 30, "block_size": 8}  # matrices, and not their biases
+OF_OWNERS = [
+    ("SOAP", {**KINDS["SOAP"], **CODES}),
+    ("SOAPMuon", {**KINDS["SOAP"], **CODES, "orth_dtype": "float64"}),
+    ("GaLoreAdamW", {**KINDS["GaLoreAdamW"], **CODES, "owned_states": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "keys"), OF_OWNERS, ids=lambda v: v if isinstance(v, str) else "")
+def test_codes_with_owners_go_on_on_fewer_ranks(
+    groups: Groups, tmp_path: Path, name: str, keys: dict[str, Any]
+) -> None:
+    error, dtypes = goes_on(groups, tmp_path, (4, "fsdp"), (2, "fsdp"), name, keys)
+    assert error <= CLOSE
+    assert any(key.endswith("_absmax") for key in dtypes)
 
 
 @pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "AdamW", "SOAP"])

@@ -9,24 +9,33 @@ import torch
 
 import oxidion
 from support.cases import Case, Group
-from support.inputs import gaussian, gradients
-from support.layouts import Setting, fsdp
+from support.inputs import gradients
+from support.layouts import Setting
 from support.sim_mesh import SimMesh, layouts_for
 
-from . import owning
+from . import beside, owning
 from .resuming import Groups
-from .test_basis import A2A, AG, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, traffic
+from .test_basis import A2A, AG, COLUMNS, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, traffic
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
-BASES = ["SOAP", "SOAPMuon", "SOAP kl"]
-NAMES = [*BASES, "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini"]
+BASES = ["SOAP", "SOAPMuon", "SOAP kl", "SOAP codes"]
+LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW codes"]
+# Scales of blocks of 8 elements do not fit 14 columns on two ranks.
+ROWS_ONLY = {"SOAP codes", "GaLoreAdamW codes"}
+CASES = [
+    pytest.param(name, layout, id=f"{name}-{where}")
+    for name in (*BASES, *LOW_RANK)
+    for layout, where in zip(LAYOUTS, IDS, strict=True)
+    if where != "columns" or name not in ROWS_ONLY
+]
 
 
 def test_a_step_sends_the_gradient_and_the_update_only() -> None:
     # A rank's parts of four matrices to their owners, and those of the one that it owns back, each time.
     part = (A2A, elements(M * N))
-    assert traffic(ROWS, (M, N), owned_states=True) == [[part, part]] * 4
+    for kwargs in ({}, {"variant": "kl"}, {"state_bits": 8}):
+        assert traffic(ROWS, (M, N), **kwargs) == [[part, part]] * 4
     assert traffic(REPLICAS, (M, N), owned_states=True) == [[(AG, elements(M * N))]] * 4
 
 
@@ -39,40 +48,60 @@ def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
         assert traffic(ROWS, tall, owned_states=True, **kwargs) == traffic(ROWS, tall, **kwargs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*BASES, *LOW_RANK])
 @pytest.mark.parametrize("setting", [ROWS, REPLICAS, HSDP], ids=str)
 def test_weights_without_a_gradient_keep_their_states(name: str, setting: Setting) -> None:
     cls = getattr(oxidion, name.split()[0])
-    settings = {"lr": 2.0**-6, **owning.OWN_KEYS.get(name, owning.KEYS)}
     shapes = ((12, 8), (8, 12), (9, 7), (12, 8))
-    one, other = (
-        Case("missing", cls, cls.ALGORITHM, {**settings, "owned_states": owned}, (Group(shapes),))
-        for owned in (True, False)
+    case = Case(
+        "missing",
+        cls,
+        cls.ALGORITHM,
+        {"lr": 2.0**-6, **owning.settings(name)},
+        (Group(shapes, owning.group_keys(name)),),
     )
-    weights = []
-    for case in (one, other):
-        mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
-        mesh.build([p.detach() for p in case.parameters(torch.float64)])
-        for at, grads in enumerate(gradients(shapes, 6, 0)):
-            kept = [None if (at + i) % 3 == 1 else grad.double() for i, grad in enumerate(grads)]
-            mesh.step(lambda _, kept=kept: kept)  # type: ignore[misc]
-        weights.append([param.detach() for rank in mesh.ranks for param in rank.params])
-    for mine, theirs in zip(*weights, strict=True):
+    mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
+    whole = case.parameters(torch.float64)
+    mesh.build([p.detach() for p in whole])
+    alone = case.build(whole)
+    for at, grads in enumerate(gradients(shapes, 6, 0)):
+        kept = [None if (at + i) % 3 == 1 else grad.double() for i, grad in enumerate(grads)]
+        mesh.step(lambda _, kept=kept: kept)  # type: ignore[misc]
+        for param, grad in zip(whole, kept, strict=True):
+            param.grad = grad
+        alone.step()
+    for mine, theirs in beside.parts(mesh, whole):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.GaLoreAdamW, oxidion.APOLLOAdamW])
-def test_states_of_eight_bits_are_refused(cls: Any) -> None:
-    param = torch.nn.Parameter(torch.ones(8, 8))
-    rank = {} if cls is oxidion.SOAP else {"rank": 2}
-    with pytest.raises(ValueError, match="owned_states keeps states of 32 bits"):
-        cls([param], owned_states=True, state_bits=8, **rank).plan()
+@pytest.mark.parametrize("setting", [ROWS, COLUMNS, HSDP], ids=str)
+def test_codes_of_heads_side_by_side_lie_with_their_owners(setting: Setting) -> None:
+    own = owning.CODES
+    groups = (
+        Group(((12, 32), (12, 64)), {"num_heads": 3, **own}),
+        Group(((8, 32), (6, 64)), {"num_heads": 4, "split_dim": 1, **own}),
+        Group(((12, 32), (2, 12, 32)), {"split_sizes": (6, 2, 4), **own}),
+    )
+    keys = {"lr": 2.0**-6, "state_bits": 8, "precondition_frequency": 1}
+    case = Case("codes", oxidion.SOAP, "soap", keys, groups)
+    grads = beside.normal(case.shapes, 5, 0)
+    _, whole = beside.one_process(case, grads, torch.float64)
+    mesh = beside.all_ranks(case, setting, grads, torch.float64)
+    assert beside.distance(mesh, case, whole) <= 1e-11
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_is_that_of_sharded_states(groups: Groups, name: str, layout: Any) -> None:
-    for found in groups[2].run(owning.beside_sharded, name, layout):
+def test_codes_of_matrices_of_several_widths_side_by_side_are_refused() -> None:
+    own = owning.CODES
+    group = Group(((8, 32),), {"split_sizes": (16, 8, 8), "split_dim": 1, **own})
+    case = Case("widths", oxidion.SOAP, "soap", {"state_bits": 8}, (group,))
+    mesh = SimMesh(ROWS.axes, case.build, layouts_for(case, ROWS.place))
+    with pytest.raises(ValueError, match=r"several widths. Set state_bits=32"):
+        mesh.build([p.detach() for p in case.parameters(torch.float64)])
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_a_checkpoint_is_that_of_one_process(groups: Groups, name: str, layout: Any) -> None:
+    for found in groups[2].run(owning.beside_one_process, name, layout):
         of_bases = {"L", "R", "Q_L", "Q_R", "basis_step"} if name in BASES else {"exp_avg"}
         assert found.keys() >= {"weights", "exp_avg_sq", *of_bases}
         assert ("eigen_left" in found) == ("eigen_right" in found) == name.endswith("kl")
@@ -80,14 +109,12 @@ def test_a_checkpoint_is_that_of_sharded_states(groups: Groups, name: str, layou
         assert max(found.values()) <= 1e-9, found
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_steps_go_on_after_a_checkpoint_bit_for_bit(groups: Groups, name: str, layout: Any) -> None:
     assert groups[2].run(owning.goes_on, name, layout) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-@pytest.mark.parametrize("name", [*NAMES, "SOAP sums"])
+@pytest.mark.parametrize(("name", "layout"), [*CASES, *(("SOAP sums", layout) for layout in LAYOUTS)])
 def test_states_that_somebody_replaced_are_used(groups: Groups, name: str, layout: Any) -> None:
     """As offloaders do between rollouts, by the shape and not by the object."""
     assert groups[2].run(owning.replaced, name, layout) == [[True] * 4] * 2
@@ -107,7 +134,7 @@ def test_states_that_are_filled_before_the_first_step_are_used(groups: Groups) -
     assert groups[2].run(owning.filled_by_data) == [True, True]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*BASES, *LOW_RANK])
 def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     alone, owned = (groups[2].run(owning.elements, name, None, is_owned) for is_owned in (False, True))
     (moments, others), twin = alone
@@ -116,6 +143,17 @@ def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     assert min(own for own, _ in owned) > 0
     # All states of bases lie with the owner; those of projections that others need too do not.
     assert sum(own for _, own in owned) == (1 if name in BASES else 2) * others
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("name", BASES)
+def test_ranks_that_cut_a_side_hold_each_state_of_a_basis_once(
+    groups: Groups, name: str, is_asked: bool
+) -> None:
+    whole, *_ = groups[2].run(owning.elements, name, None, False)  # copies have all
+    parts = groups[2].run(owning.elements, name, ("S", 0), is_asked)
+    assert [*map(sum, zip(*parts, strict=True))] == [*whole]
+    assert min(own for own, _ in parts) > 0
 
 
 @pytest.mark.parametrize("name", ["GaLoreAdamW", "APOLLOAdamW"])
@@ -165,22 +203,18 @@ def test_state_dicts_and_copies_are_whole(groups: Groups) -> None:
     groups[2].run(owning.all_states_at_once)
 
 
-def test_codes_of_a_checkpoint_are_refused() -> None:
-    param = torch.nn.Parameter(gaussian((64, 128), 0).float())
-    coded = oxidion.SOAP([param], state_bits=8)
-    param.grad = torch.ones_like(param)
-    coded.step()
-    mesh = SimMesh({"fs": 2}, lambda params: oxidion.SOAP(params, owned_states=True), [fsdp(0)((64, 128))])
-    mesh.build([param.detach()])
-    (rank, _) = mesh.ranks
-    for key, value in coded.state[param].items():
-        rank.optimizer.state[rank.params[0]][key] = value
-    with pytest.raises(ValueError, match=r"of 8 bits.*owned_states"):
-        rank.bind()
+@pytest.mark.parametrize("name", ["SOAP", "SOAPMuon"])
+def test_a_hook_before_state_dicts_may_gather(groups: Groups, name: str) -> None:
+    assert all(groups[2].run(owning.gathered_by_a_hook, name))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bits", [8, 32])
+def test_codes_of_a_checkpoint_are_taken_and_made(groups: Groups, bits: int) -> None:
+    """States have the type that a checkpoint brought, whatever the group says, as those that lie with all."""
+    assert all(groups[2].run(owning.of_other_bits, bits))
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_verify_reads_states_from_their_owners(groups: Groups, name: str, layout: Any) -> None:
     for errors in groups[2].run(owning.verified, name, layout):
         assert max(errors) <= 1e-9, errors
@@ -190,8 +224,7 @@ def test_states_that_a_checkpoint_fills_are_sharded(groups: Groups) -> None:
     assert groups[2].run(owning.first_step_at_a_rate_of_zero) == [{"DTensor"}] * 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_weights_may_have_their_first_gradient_later(groups: Groups, name: str, layout: Any) -> None:
     for distances in groups[2].run(owning.late, name, layout):
         assert max(distances) <= 1e-9, distances

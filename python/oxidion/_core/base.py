@@ -366,7 +366,7 @@ class OxOptimizer(Stepper, Optimizer):
             groups = [dict(group) for group in final["param_groups"]]
             for number, group in enumerate(groups):
                 where = f"group {number} of the state dict"
-                loading.check_algorithm(group, where)
+                validate.check_group(group, {"algorithm": schema.COMMON["algorithm"]}, set(group), where)
                 schema.translate(group, self._words(group), where)
             loading.keep_streams(groups, self.param_groups)
             lost.extend(averages.lost(groups, self.param_groups))
@@ -472,13 +472,13 @@ class OxOptimizer(Stepper, Optimizer):
                 ", ".join(shown),
             )
         with self._owned.zeros_shown(self.state):
-            self._refuse_owned()
             for key in aside:
                 del self.state[key]
             try:
                 saved = super().state_dict()
             finally:
                 self.state.update(aside)
+            self._refuse_owned()  # a hook before the dict may have gathered them
             if self._owned:  # the next step puts others in the place of these
                 saved["state"] = {
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()

@@ -33,23 +33,8 @@ READ_BY_TORCH = {"fused": optional(flag(False))}
 """Keys of other optimizers that ``Optimizer.load_state_dict`` looks at: what they must be."""
 
 
-def check_algorithm(group: Mapping[str, Any], where: str) -> None:
-    """Refuses a group of an algorithm that is none, of which its words and keys depend.
-
-    Raises:
-        ValueError: that names the algorithms.
-    """
-    if "algorithm" in group:
-        field = schema.COMMON["algorithm"]
-        check_group({"algorithm": group["algorithm"]}, {"algorithm": field}, set(), where)
-
-
 def check_form(state_dict: object) -> None:
-    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys.
-
-    Raises:
-        ValueError: that names the place, what must be there and what is.
-    """
+    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys."""
     way_out = "Load what state_dict() of an optimizer returned"
 
     def refuse(place: str, wanted: str, got: object) -> NoReturn:
@@ -69,15 +54,12 @@ def check_form(state_dict: object) -> None:
         if not isinstance(group, dict):
             refuse(where, "a dict", group)
         keys = group.get("params")
-        if not isinstance(keys, lists) or not all(map(_is_key, keys)):
+        if not isinstance(keys, lists) or any(
+            isinstance(k, Tensor) or not isinstance(k, Hashable) for k in keys
+        ):
             refuse(f"'params' of {where}", "a list of keys of states", keys)
         if len(seen) + len(keys) != len(seen := seen.union(keys)):
             refuse(f"'params' of {where}", "keys of states that no other parameter has", keys)
-
-
-def _is_key(value: object) -> bool:
-    """True for what may stand for a parameter in a state dict."""
-    return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
 def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
@@ -97,14 +79,9 @@ def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, An
 
 
 def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
-    """Refuses groups and states that no step of the optimizer could use.
+    """Refuses groups and states that no step of the optimizer, which is not changed, could use.
 
-    Args:
-        optimizer: where they are to be loaded; it is not changed.
-        incoming: a state dict whose groups have the optimizer's words for their keys.
-
-    Raises:
-        ValueError: that names the key, the value and the parameter or group.
+    The groups of ``incoming`` have the optimizer's words for their keys.
     """
     groups, own = incoming["param_groups"], optimizer.param_groups
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in own]:
@@ -113,7 +90,12 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     wanted = []
     for number, (group, target) in enumerate(zip(groups, own, strict=True)):
         where = f"group {number} of the state dict"
-        _check_same_algorithm(optimizer, group, target, where)
+        theirs, ours = group.get("algorithm", target["algorithm"]), target["algorithm"]
+        if theirs != ours:
+            raise ValueError(
+                f"{where} has algorithm {theirs!r}, the optimizer's has {ours!r}. Load it into "
+                f"{optimizer._class_of(theirs).__name__}, or give the optimizer's group algorithm={theirs!r}"
+            )
         made = dict(group)
         optimizer._complete(made, where)
         check_group({key: made[key] for key in READ_BY_TORCH if key in made}, READ_BY_TORCH, set(), where)
@@ -124,19 +106,6 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     saved = [incoming["state"].get(key, {}) for key in keys]
     if any(states != {} for states in saved):
         _check_states(optimizer, wanted, saved, _hints(groups, own))
-
-
-def _check_same_algorithm(
-    optimizer: Stepper, group: Mapping[str, Any], target: Mapping[str, Any], where: str
-) -> None:
-    """Refuses a group of another algorithm than that of the group in whose place it would come."""
-    own = target["algorithm"]
-    theirs = group.get("algorithm", own)
-    if theirs != own:
-        raise ValueError(
-            f"{where} has algorithm {theirs!r}, the optimizer's has {own!r}. Load it into "
-            f"{optimizer._class_of(theirs).__name__}, or give the optimizer's group algorithm={theirs!r}"
-        )
 
 
 def _check_order(groups: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
@@ -170,21 +139,14 @@ def _check_states(
     optimizer: Stepper, groups: list[dict[str, Any]], saved: list[Any], hints: Iterator[str]
 ) -> None:
     """Compares the states with those that the plan of these groups asks for."""
-    params = parameters(groups)
-    for name, states in zip(names(groups), saved, strict=True):
-        if not isinstance(states, dict):
-            raise ValueError(f"{name}: its state must be a dict, got {reprlib.repr(states)}")  # noqa: TRY004
-        for key, value in states.items():
-            if is_own(key) and isinstance(value, Tensor) and value.is_meta:
-                raise ValueError(f"{name}: state {key!r} is on meta, where it has no values to load")
-    held = {param: dict(states) for param, states in zip(params, saved, strict=True)}
+    given = zip(parameters(groups), names(groups), saved, strict=True)
+    held = {param: _entries(name, states) for param, name, states in given}
     public = optimizer.STATE_NAMES
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
     plan = _plan(optimizer, groups, numbers)
-    for name, own, specs, algorithm in zip(
-        names(groups), held.values(), plan.state_specs(), plan.algorithms, strict=True
-    ):
+    found = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, strict=True)
+    for name, own, specs, algorithm in found:
         for spec in specs:
             _check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name)
     if any(len(own) < len(held[param]) for param, own in numbers.items()):
@@ -199,12 +161,27 @@ def _check_states(
             value = own.get(key)
             if value is None and not is_counter(spec):
                 check_absent(spec, key, own, name, fresh=fresh)
-                lost = not fresh and spec["role"] in decisive
-                _check_moment(own, key, algorithm, name, lost=lost)
+                if not fresh and spec["role"] in decisive:
+                    raise ValueError(
+                        f"{name}: algorithm {algorithm!r} goes on from a state {key!r}, and the state dict "
+                        f"has {', '.join(map(repr, filter(is_own, own)))}, those of another optimizer. Load "
+                        "them into its class; oxidion.checkpoint.import_state_dict() converts those of other "
+                        "packages"
+                    )
             elif is_counter(spec):
                 _check_step(value, key, name)
             else:
                 check_state(value, key, spec, name, hint)
+
+
+def _entries(name: str, states: object) -> dict[Any, Any]:
+    """A copy of the states of a parameter; refuses what is no dict, and tensors on meta."""
+    if not isinstance(states, dict):
+        raise ValueError(f"{name}: its state must be a dict, got {reprlib.repr(states)}")  # noqa: TRY004
+    for key, value in states.items():
+        if is_own(key) and isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(f"{name}: state {key!r} is on meta, where it has no values to load")
+    return {**states}
 
 
 def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], plan: Plan) -> None:
@@ -213,10 +190,10 @@ def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], p
     for number, group in enumerate(groups):
         rows = zip(names_of(group, number), group["params"], strict=True)
         found = {name: any(map(is_own, held[param])) for name, param in rows if param in stepped}
-        lost = [name for name, is_there in found.items() if not is_there]
-        if lost and any(found.values()):
+        if any(found.values()) and not all(found.values()):
+            lost = next(name for name, is_there in found.items() if not is_there)
             raise ValueError(
-                f"{lost[0]}: the state dict has no states of it, and has some of other parameters of "
+                f"{lost}: the state dict has no states of it, and has some of other parameters of "
                 f"group {number}. It was frozen or unused in that run, or its states were cleared. To begin "
                 "it anew, set its grad to None and requires_grad to False while the state dict is loaded"
             )
@@ -224,24 +201,9 @@ def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], p
 
 def without_states(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> list[int]:
     """The groups that have taken steps and have no states of what they step, as they were loaded."""
-    found = []
-    for number, group in enumerate(groups):
-        stepped = [param for param in group["params"] if param.requires_grad]
-        if group["step"] > 0 and stepped and not any(map(state.get, stepped)):
-            found.append(number)
-    return found
-
-
-def _check_moment(own: Mapping[str, Any], key: str, algorithm: str, name: str, *, lost: bool) -> None:
-    """Refuses states from which the algorithm cannot go on: they are those of another optimizer."""
-    if not lost:
-        return
-    found = ", ".join(repr(key) for key in own if is_own(key))
-    raise ValueError(
-        f"{name}: algorithm {algorithm!r} goes on from a state {key!r}, and the state dict has {found}, the "
-        "states of another optimizer. Load them into its class; oxidion.checkpoint.import_state_dict() "
-        "converts those of other packages"
-    )
+    stepped = [[param for param in group["params"] if param.requires_grad] for group in groups]
+    lost = [own and not any(map(state.get, own)) for own in stepped]
+    return [number for number, group in enumerate(groups) if group["step"] > 0 and lost[number]]
 
 
 def _is_number(entry: tuple[Any, Any]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oxidion._core import averages
-from oxidion._core.owned import OwnerSharded, collected, numel
+from oxidion._core.owned import OwnerSharded, collected, stored
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._cuda.device import stream_of
@@ -145,15 +145,10 @@ def materialise(
                 if owned.bound(name, param, own, key, spec) is None:
                     own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
                 _complete(spec["role"], own[key], own)
-            elif not owned.is_sharded(param, key, value):
-                check_state(value, key, spec, name)
-                if not lies_right(value, param, spec):
-                    raise LayoutError(
-                        f"{name}: state {key!r} lies otherwise than the parameter asks for. Load it with "
-                        "load_state_dict(), which moves it"
-                    )
-                owned.bound(name, param, own, key, spec)
             else:
+                if not owned.is_sharded(param, key, value):
+                    check_state(value, key, spec, name)
+                    _check_layout(value, key, param, spec, name)
                 owned.bound(name, param, own, key, spec)
             tensors.append(own[key])
         bound.append(tensors)
@@ -230,6 +225,15 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
         )
 
 
+def _check_layout(value: Tensor, key: str, param: Tensor, spec: Mapping[str, Any], name: str) -> None:
+    """Refuses a state that lies on other ranks, or in other pieces, than the plan asks for."""
+    if not lies_right(value, param, spec):
+        raise LayoutError(
+            f"{name}: state {key!r} lies otherwise than the parameter asks for. Load it with "
+            "load_state_dict(), which moves it"
+        )
+
+
 def _complete(role: str, value: Tensor, own: Mapping[str, Any]) -> None:
     """Sets since when a projection is there, where a checkpoint says nothing; new bases are not there yet."""
     if role == "proj_step" and "proj" in own:
@@ -257,7 +261,7 @@ def _wanted(
 ) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
     """Shapes and dtypes of the workspace on the CPU, and of states of some parameters that begin as zeros."""
     specs = chain.from_iterable(compress(plan.state_specs(), ahead))
-    zeroed = (_stored(spec) for spec in specs if spec["seed"] is None)
+    zeroed = ((stored(spec), getattr(torch, spec["dtype"])) for spec in specs if spec["seed"] is None)
     own = [((count,), torch.float32) for where, count in workspaces(plan, held) if where.type == "cpu"]
     return chain(own, zeroed)
 
@@ -267,13 +271,6 @@ def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int
     if not params:
         return [(torch.device("cpu"), 0)]
     return [(local(params[first]).device, -(-size // 4)) for first, size in plan.arena_parts]
-
-
-def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of the part of a state that this process holds."""
-    owned = spec["owned"]
-    shape = [length for _, length in spec["spans"]] if owned is None else [numel(owned[0])]
-    return tuple(shape), getattr(torch, spec["dtype"])
 
 
 def settle(
@@ -294,7 +291,7 @@ def settle(
 
 def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds, in the kind of memory in which its parameter is."""
-    shape, dtype = _stored(spec)
+    shape, dtype = stored(spec), getattr(torch, spec["dtype"])
     if spec["seed"] is None:
         return zeros(shape, dtype, param.device, reserve, pin=param.is_pinned())
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
@@ -381,15 +378,19 @@ def existing(
     return rows
 
 
-def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], groups: Groups) -> Tensor:
-    """All of a state on every rank; the numbers that codes stand for."""
-    if spec["owned"] is not None:
-        return collected(own[key], spec, groups)
-    if spec["coded"] is None:
-        return full(own[key]).detach()
-    codes, scales = (full(own[name]).detach() for name in (key, key + SCALES))
-    block, signed = spec["coded"]
-    return dequantize_blockwise(codes, scales, block, signed, stream_of(codes))
+def whole(
+    own: Mapping[str, Any], key: str, specs: Mapping[str, Mapping[str, Any]], role: str, groups: Groups
+) -> Tensor:
+    """All of a state on every rank; the numbers that codes stand for. ``specs`` are those of all roles."""
+
+    def part(ending: str) -> Tensor:
+        value, spec = own[key + ending], specs[role + ending]
+        return full(value).detach() if spec["owned"] is None else collected(value, spec, groups)
+
+    if specs[role]["coded"] is None:
+        return part("")
+    (block, signed), codes = specs[role]["coded"], part("")
+    return dequantize_blockwise(codes, part(SCALES), block, signed, stream_of(codes))
 
 
 def average_momenta(

@@ -155,10 +155,11 @@ def verify(optimizer: Stepper) -> Table:
         if param.grad is not None and _has_reference(sharding, group, param):
             public = twin.STATE_NAMES.get(row["algorithm"], {})
             own = twin.state[param]
+            by_role = {spec["role"]: spec for spec in specs}
             state = {
-                spec["role"]: _mean(twin, whole(own, key_of(spec["role"], public), spec, lines))
-                for spec in specs
-                if not spec["role"].endswith(SCALES)
+                role: _mean(twin, whole(own, key_of(role, public), by_role, role, lines))
+                for role in by_role
+                if not role.endswith(SCALES)
             }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)

@@ -27,7 +27,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Muon": {"orth_dtype": "float32"},
     "Dion": {"rank_fraction": 0.25},
-    "SOAP": {"owned_states": True, "precondition_frequency": 2},
+    "SOAP": {"precondition_frequency": 2},
     "Adafactor": {"relative_step": False},
 }
 STEPS = 3

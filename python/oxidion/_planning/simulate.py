@@ -43,7 +43,7 @@ class Settings:
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
         owned_states: of SOAP, SOAPMuon, GaLoreAdamW and APOLLOAdamW: whether states lie with the owners of
-            matrices.
+            matrices where each rank could have its own.
         sides: of SOAP and SOAPMuon: the sides with a basis, "both", "short" or "unsharded".
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.

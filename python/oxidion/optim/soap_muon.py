@@ -37,8 +37,10 @@ class SOAPMuon(OrthonormalOptimizer):
 
     State: ``momentum`` (M) and ``exp_avg_sq`` (V), shaped like the parameter; ``L`` and ``Q_L``, ``(..., m,
     m)``, ``R`` and ``Q_R``, ``(..., n, n)``, float32 (float64 for float64 parameters); ``basis_step``, the
-    number of the gradient that made the first basis of a matrix; ``step``, gradients so far. Parameters and
-    state are written in place. A gradient that is not finite changes no factor; it makes its parameter NaN.
+    number of the gradient that made the first basis of a matrix; ``step``, gradients so far. Where rows or
+    columns are cut, one process has all states of a matrix: call ``synchronize_for_checkpoint()`` on all
+    ranks before ``state_dict()``. Parameters and state are written in place. A gradient that is not finite
+    changes no factor; it makes its parameter NaN.
 
     Args:
         mu: decay rate of the momentum, which is a mean here and not a sum.
@@ -51,9 +53,8 @@ class SOAPMuon(OrthonormalOptimizer):
         denom_power: the exponent p; 0 leaves N as it is.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
-        owned_states: keep the states of a weight with one process, its owner, where several have parts or
-            copies of it: a step then sends the gradient there and the update back and nothing else. Call
-            ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
+        owned_states: keep the states of a weight of which no side with a basis is cut with one process too,
+            its owner: copies share the memory and send the update instead of repeating the work.
         orth_norm: the norm by which ``orth`` divides: "frobenius" or "schatten4".
         seed: of the numbers that complete the first bases, and of stochastic rounding.
 

@@ -7,7 +7,7 @@ use super::refresh::state_of;
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::spec::{
-    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, StateStorage, UnitShape,
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 
 /// The steps that had been taken when a matrix got its first bases, with that step; 0 before it has any. It follows the
@@ -28,7 +28,6 @@ enum Sides {
 
 /// Settings and memory of the bases.
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
 pub(in crate::algorithm) struct Bases {
     view: Matrices,
     /// True if dimensions are multiplied together while the product is within `longest`.
@@ -39,7 +38,7 @@ pub(in crate::algorithm) struct Bases {
     pub(in crate::algorithm) frequency: usize,
     /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
     gathers: bool,
-    /// True if states lie with the owners of matrices, where a side that is turned is cut or there are copies.
+    /// True if states lie with the owners of matrices too where no side that is turned is cut.
     owned: bool,
     /// True if the factor of each side is whitened by the other side.
     pub(super) mutual: bool,
@@ -72,7 +71,7 @@ impl Bases {
         Ok(Self {
             view,
             merges,
-            owned: StateStorage::is_owned(options)?,
+            owned: options.flag("owned_states")?,
             mutual,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
@@ -205,27 +204,18 @@ impl Bases {
         turned.iter().all(is_whole)
     }
 
-    /// Tests whether the states of these matrices lie with the owners: where a side that is turned is cut, where copies would
-    /// repeat the work, and where the squares of a side are more than the gradient. These go whole from and to everybody, of
-    /// gradient and update each process sends its part.
+    /// Tests whether the states of these matrices lie with the owners: where a side that is turned is cut, and if it is asked for
+    /// where there are copies, or the squares of a side that everybody has are more than the gradient. Elsewhere everyone works
+    /// with the states of what they store.
     pub(in crate::algorithm) fn is_owned(&self, class: &UnitShape) -> bool {
         let sides = self.sides_in(class);
-        if !self.owned || class.alone || sides.is_empty() {
-            return false;
+        if sides.is_empty() || !self.is_whole(class) {
+            return !sides.is_empty();
         }
         let [rows, cols] = class.largest;
         let shards: usize = class.num_shards.iter().product();
         let squares: usize = sides.iter().map(|side| class.largest[side.index()].pow(2)).sum();
-        match shards {
-            _ if !self.is_whole(class) => true,
-            1 => class.copies,
-            _ => rows * cols < shards * squares,
-        }
-    }
-
-    /// Tests whether everyone works with the states of what they store.
-    pub(in crate::algorithm) fn is_local(&self, class: &UnitShape) -> bool {
-        !self.is_owned(class) && self.is_whole(class)
+        self.owned && if shards == 1 { class.copies } else { rows * cols < shards * squares }
     }
 
     /// Tests whether bases and factors are computed anew in the states themselves.
@@ -239,7 +229,7 @@ impl Bases {
         let (sides, mut program) = (self.sides_in(class), Program::new());
         if self.is_owned(class) {
             program.owned = [0, 1].into_iter().chain(SINCE..SINCE + self.count(sides.len())).collect();
-        } else if self.is_local(class) {
+        } else {
             let over = sides.iter().map(|&side| other(side)).enumerate();
             let cut = over.filter(|(_, side)| class.num_shards[side.index()] > 1);
             program.contributed = cut.map(|(at, side)| (state_of(at, false), side)).collect();
@@ -247,9 +237,9 @@ impl Bases {
         program
     }
 
-    /// Sharding of the columns of a basis, which belong to nothing of the parameter: where both sides have one, even over
-    /// the processes that shard `other`.
-    pub(super) fn columns<T>(&self, sides: &[Side], other: T) -> DimSharding<T> {
+    /// Sharding of the columns of a basis in checkpoints, which belong to nothing of the parameter: where both sides have one,
+    /// even over the processes that shard `other`.
+    fn columns<T>(&self, sides: &[Side], other: T) -> DimSharding<T> {
         if sides.len() == 2 && self.view.alike() { DimSharding::Even(other) } else { DimSharding::Replicated }
     }
 

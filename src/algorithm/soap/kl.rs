@@ -7,7 +7,7 @@
 use tch::Tensor;
 
 use super::basis::{Bases, FACTOR, SINCE};
-use super::compose::{BASES, MEANS, TURNS, VALUES, other};
+use super::compose::{BASES, MEANS, other};
 use super::refresh::{length, state_of};
 use crate::algorithm::stage::{Buffers, UnitIo};
 use crate::error::Result;
@@ -21,7 +21,7 @@ const FIRST: f64 = 0.1;
 const LEAST: f64 = 1.0 / (4000.0 * 4000.0);
 
 /// The state with the eigenvalues of a side.
-pub(super) fn values_of(at: usize) -> usize {
+fn values_of(at: usize) -> usize {
     FACTOR + 4 + at
 }
 
@@ -48,33 +48,16 @@ impl Bases {
         self.mutual && sides.len() == 2
     }
 
-    /// Basis and eigenvalues of a side, from the states or from buffers.
-    fn known<'s>(
-        &self,
-        class: &UnitShape,
-        unit: &'s UnitIo<'_>,
-        buffers: &'s Buffers<'_>,
-        side: Side,
-    ) -> Result<(Lent<'s>, Tensor)> {
+    /// Basis and eigenvalues of a side.
+    fn known<'s>(unit: &'s UnitIo<'_>, side: Side) -> Result<(Lent<'s>, Tensor)> {
         let at = side.index();
-        if self.is_local(class) || self.is_owned(class) {
-            let basis = unit.state[state_of(at, true)].view().first_cols(length(unit, side));
-            Ok((basis.tensor()?, begun(&*unit.state[values_of(at)].view().tensor()?)?))
-        } else {
-            let values = buffers.get(BASES + VALUES + at)?.read_tensor(unit)?;
-            Ok((buffers.get(BASES + TURNS + at)?.read_tensor(unit)?, begun(&values)?))
-        }
+        let basis = unit.state[state_of(at, true)].view().first_cols(length(unit, side));
+        Ok((basis.tensor()?, begun(&*unit.state[values_of(at)].view().tensor()?)?))
     }
 
     /// The gradient whose square the factor of a side takes: A of rows, B of columns.
-    pub(super) fn whitened(
-        &self,
-        class: &UnitShape,
-        gradient: &Tensor,
-        (unit, buffers): (&UnitIo<'_>, &Buffers<'_>),
-        side: Side,
-    ) -> Result<Tensor> {
-        let (basis, values) = self.known(class, unit, buffers, other(side))?;
+    pub(super) fn whitened(gradient: &Tensor, unit: &UnitIo<'_>, side: Side) -> Result<Tensor> {
+        let (basis, values) = Self::known(unit, other(side))?;
         // A checkpoint may have brought another type.
         let (basis, factors) =
             (basis.f_to_kind(gradient.kind())?, values.f_to_kind(gradient.kind())?.f_rsqrt()?);
@@ -98,7 +81,7 @@ impl Bases {
         }
         let squares = y.f_square()?;
         for side in [Side::Rows, Side::Cols] {
-            let (_, values) = self.known(class, unit, buffers, other(side))?;
+            let (_, values) = Self::known(unit, other(side))?;
             let factors = values.f_to_kind(y.kind())?.f_reciprocal()?;
             let along = if side == Side::Rows { squares.f_alias()? } else { squares.f_tr()? };
             let mean = along.f_mm(&factors)?.f_mul_scalar(1.0 / across(unit, side))?;

@@ -44,8 +44,7 @@ const VARIANCE: usize = 1;
 
 const STEP: Stage = 0;
 const LOAD: Stage = 1;
-const ROTATE: Stage = 2;
-const APPLY: Stage = 3;
+const APPLY: Stage = 2;
 
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
@@ -141,8 +140,7 @@ impl Algorithm for Soap {
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
             STEP => self.step(io, h),
-            LOAD => self.load(io, h),
-            ROTATE => self.rotate(io, h),
+            LOAD => Self::load(io),
             WEIGH => self.weigh(io, h),
             APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),

@@ -7,9 +7,9 @@
 use tch::Tensor;
 
 use super::basis::{Bases, SINCE};
-use super::compose::{BASES, SQUARES, TURNS};
+use super::compose::{BASES, MEANS};
 use super::kl::is_there;
-use super::refresh::{load, spoil_squares, state_of};
+use super::refresh::state_of;
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
@@ -31,20 +31,17 @@ const SHAMPOO_BETA: usize = 6;
 
 const VARIANCE: usize = 1;
 
-/// The buffers between those of the orthonormalization and those of the bases: the gradient, and the second moment at its
-/// owner.
+/// The gradient, between the buffers of the orthonormalization and those of the bases.
 const GRADIENT: BufferId = 2;
-const SECOND: BufferId = 3;
 /// The look-ahead of the momentum, behind the buffers of the bases.
-const LOOKAHEAD: BufferId = BASES + TURNS + 2;
+const LOOKAHEAD: BufferId = BASES + MEANS;
 /// The squared norms by which matrices are divided before they are orthonormalized, where these are not Frobenius norms.
 const NORM: BufferId = LOOKAHEAD + 1;
 
 const STEP: Stage = 0;
 const LOAD: Stage = 1;
-const ROTATE: Stage = 2;
-const APPLY: Stage = 3;
-const ORTHONORMALIZE: Stage = 8;
+const APPLY: Stage = 2;
+const ORTHONORMALIZE: Stage = 7;
 
 #[derive(Debug)]
 pub(in crate::algorithm) struct SoapMuon {
@@ -101,40 +98,25 @@ impl SoapMuon {
         kernels::run(&momentum, &mut jobs(all))
     }
 
-    /// Everything that owners of matrices need.
-    fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        if self.bases.is_owned(io.class) {
-            let grad_factor = io.grad_factor;
-            let StageIo { units, buffers, .. } = io;
-            return gradients(units, buffers.get_mut(GRADIENT)?, grad_factor);
-        }
-        let count = self.bases.sides_in(io.class).len();
-        Self::look_ahead(io, h)?;
-        let StageIo { units, buffers, .. } = io;
-        load(units, buffers, SECOND, VARIANCE)?;
-        (0..count).try_for_each(|at| load(units, buffers, BASES + TURNS + at, state_of(at, true)))
+    /// The gradients that owners of matrices take.
+    fn load(io: &mut StageIo<'_>) -> Result<()> {
+        let StageIo { units, buffers, grad_factor, .. } = io;
+        gradients(units, buffers.get_mut(GRADIENT)?, *grad_factor)
     }
 
-    /// Squares of the gradient, and the look-ahead tempered in the basis, to what is orthonormalized. `is_whole`: bases and
-    /// second moment are in buffers.
-    fn temper(&self, io: &mut StageIo<'_>, h: &Hyper, is_whole: bool) -> Result<()> {
+    /// Squares of the gradient, and the look-ahead tempered in the basis, to what is orthonormalized.
+    fn temper(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let sides = self.bases.sides_in(io.class);
         let StageIo { units, buffers, class, .. } = io;
         let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
         for unit in &*units {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
             self.bases.squares(class, &gradient, unit, buffers)?;
-            if is_whole {
-                spoil_squares(unit, buffers, sides.len())?;
-            }
         }
         // The gradient is not needed any more: its buffer has what is tempered.
         let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, back| {
             let mut x = buffers.get_mut(GRADIENT)?.tensor(unit)?.f_alias()?;
             let of = |at: usize| {
-                if is_whole {
-                    return buffers.get(BASES + TURNS + at)?.read_tensor(unit);
-                }
                 let cols = [class.rows, class.cols][sides[at].index()];
                 unit.state[state_of(at, true)].view().first_cols(cols).tensor()
             };
@@ -149,24 +131,13 @@ impl SoapMuon {
             turned(unit, buffers, false)?;
         }
         let temper = kernels::Temper { beta2: h[BETA2], least: h[EPS] * h[EPS], power: self.power };
-        let [gradient, second] = buffers.several([GRADIENT, SECOND])?;
-        let y = gradient.matrices(units)?;
-        if is_whole {
-            let all =
-                units.iter().zip(y.into_iter().zip(second.matrices(units)?)).filter(|(unit, _)| moves(unit));
-            kernels::run(&temper, &mut jobs(all.map(|(_, (y, v))| ([], [y, v]))))?;
-        } else {
-            let all = units.iter_mut().zip(y).filter(|(unit, _)| moves(unit));
-            let all = all.map(|(unit, y)| ([], [y, unit.state[VARIANCE].reborrow()]));
-            kernels::run(&temper, &mut jobs(all))?;
-        }
+        let y = buffers.get_mut(GRADIENT)?.matrices(units)?;
+        let all = units.iter_mut().zip(y).filter(|(unit, _)| moves(unit));
+        let all = all.map(|(unit, y)| ([], [y, unit.state[VARIANCE].reborrow()]));
+        kernels::run(&temper, &mut jobs(all))?;
         for unit in units.iter().filter(|unit| moves(unit)) {
             turned(unit, buffers, true)?;
-            let is_made = if is_whole {
-                is_there(&*buffers.get(BASES + TURNS)?.read_tensor(unit)?)?
-            } else {
-                is_there(&*unit.state[SINCE].view().tensor()?)?
-            };
+            let is_made = is_there(&*unit.state[SINCE].view().tensor()?)?;
             let [gradient, ahead] = buffers.several([GRADIENT, LOOKAHEAD])?;
             let (mut d, n) = (gradient.tensor(unit)?, ahead.tensor(unit)?);
             scale_like(&mut d, &n, &is_made)?;
@@ -196,77 +167,41 @@ impl SoapMuon {
         self.common.orthonormalize(io, h[EPSILON], self.schatten.then_some(NORM))
     }
 
-    /// The update and decay of the parameter, and the second moment that an owner sent.
+    /// The update and decay of the parameter.
     fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let (is_local, is_owned) = (self.bases.is_local(io.class), self.bases.is_owned(io.class));
         let count = self.bases.sides_in(io.class).len();
-        let StageIo { units, buffers, .. } = io;
-        if !is_local && !is_owned && count > 0 {
-            let second = buffers.get_mut(SECOND)?.matrices(units)?;
-            let all = units.iter_mut().zip(second).filter(|(unit, _)| unit.steps > 0.0);
-            let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
-            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
-        }
         self.common.apply(io, h, U, SINCE + self.bases.count(count))
     }
 
     /// Buffers and stages for matrices of a class.
     fn compose(&self, shape: &UnitShape) -> Result<Program> {
         let (orth, product) = (self.common.product(shape.param), shape.param.arithmetic());
-        let (count, is_local) = (self.bases.sides_in(shape).len(), self.bases.is_local(shape));
         let like = |name, dtype| {
             BufferSpec::new(name, shape.rows, shape.cols, dtype)
                 .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
         };
-        let second =
-            if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second", product) };
         let program = Program { exclusive: true, ..self.bases.states_of(shape) };
         let program = program.buffer(like("u", orth));
         let program = self.common.scratch(program, shape, [shape.rows, shape.cols], orth)?;
-        let program = program.buffer(like("gradient", product)).buffer(second);
         let norm = BufferSpec::new("norm", 1, usize::from(self.schatten), DType::F64);
-        let mut program = self.bases.buffers(program, shape).buffer(like("ahead", product)).buffer(norm);
-        if self.bases.is_owned(shape) {
-            return Ok(self.compose_owned(program, shape));
+        let program = self.bases.buffers(program.buffer(like("gradient", product)), shape);
+        let mut program = program.buffer(like("ahead", product)).buffer(norm);
+        if !self.bases.is_owned(shape) {
+            program = program.local(STEP, "step").redistribute(U, Target::Whole).beside(NORM, U);
+            program = program.local(ORTHONORMALIZE, "orthonormalize").release(NORM);
+            program = program.redistribute(U, Target::Storage);
+            program = self.common.weight_norm.stages(program, shape);
+            return Ok(self.bases.learn(program.local(APPLY, "apply"), shape));
         }
-        if is_local {
-            program = program.local(STEP, "step").redistribute(U, Target::Whole);
-        } else {
-            program = program.local(LOAD, "load");
-            let turns = BASES + TURNS..BASES + TURNS + count;
-            for buffer in [GRADIENT, LOOKAHEAD, SECOND].into_iter().chain(turns.clone()) {
-                program = program.redistribute(buffer, Target::Whole);
-            }
-            let squares = BASES + SQUARES..BASES + SQUARES + count;
-            program = [U].into_iter().chain(squares).fold(program, |p, buffer| p.beside(buffer, GRADIENT));
-            program = program.local(ROTATE, "rotate");
-            program = turns.chain([GRADIENT, LOOKAHEAD]).fold(program, Program::release);
-        }
-        program = program.beside(NORM, U).local(ORTHONORMALIZE, "orthonormalize").release(NORM);
-        program = program.redistribute(U, Target::Storage);
-        if !is_local {
-            let squares = BASES + SQUARES..BASES + SQUARES + count;
-            for buffer in [SECOND].into_iter().chain(squares) {
-                program = program.redistribute(buffer, Target::Storage);
-            }
-        }
-        program = self.common.weight_norm.stages(program, shape);
-        Ok(self.bases.learn(program.local(APPLY, "apply"), shape))
-    }
-}
-
-impl SoapMuon {
-    /// Appends the stages where states lie with the owners.
-    fn compose_owned(&self, program: Program, shape: &UnitShape) -> Program {
-        let count = self.bases.sides_in(shape).len();
-        let beside: Vec<_> = (BASES + SQUARES..BASES + SQUARES + count).chain([LOOKAHEAD, NORM]).collect();
-        let mut program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
-        program = beside.iter().chain([&U]).fold(program, |p, &buffer| p.beside(buffer, GRADIENT));
+        let mut beside = self.bases.left(shape);
+        beside.extend([LOOKAHEAD, NORM]);
+        program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
+        program = beside.iter().chain(&[U]).fold(program, |p, &buffer| p.beside(buffer, GRADIENT));
         program = self.bases.learn(program.local(STEP, "step"), shape);
         program = program.local(ORTHONORMALIZE, "orthonormalize");
         program = beside.into_iter().chain([GRADIENT]).fold(program, Program::release);
         program = program.redistribute(U, Target::Storage);
-        self.common.weight_norm.stages(program, shape).local(APPLY, "apply")
+        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
     }
 }
 
@@ -354,10 +289,9 @@ impl Algorithm for SoapMuon {
                 } else {
                     Self::look_ahead(io, h)?;
                 }
-                self.temper(io, h, false)
+                self.temper(io, h)
             }
-            LOAD => self.load(io, h),
-            ROTATE => self.temper(io, h, true),
+            LOAD => Self::load(io),
             ORTHONORMALIZE => self.orthonormalize(io, h),
             WEIGH => self.common.weight_norm.weigh(io, U),
             APPLY => self.apply(io, h),

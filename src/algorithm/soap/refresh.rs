@@ -21,21 +21,6 @@ pub(super) fn state_of(at: usize, is_basis: bool) -> usize {
     FACTOR + 2 * at + usize::from(is_basis)
 }
 
-/// Squares of a gradient that is not finite become NaN everywhere, for processes that have parts of them only.
-pub(super) fn spoil_squares(unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, count: usize) -> Result<()> {
-    let of = |at| BASES + SQUARES + at;
-    let is_finite = Finite::of(&flats(unit, buffers, count)?)?;
-    for at in 0..count {
-        let mut squares = buffers.get_mut(of(at))?.tensor(unit)?;
-        let _ = match &is_finite {
-            Finite::Known(true) => return Ok(()),
-            Finite::Known(false) => squares.f_fill_(f64::NAN)?,
-            Finite::There(flag) => squares.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?,
-        };
-    }
-    Ok(())
-}
-
 /// The squares of a unit.
 fn flats<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>, count: usize) -> Result<Vec<FlatView<'s>>> {
     (0..count).map(|at| buffers.get(BASES + SQUARES + at)?.read(unit)).collect()
@@ -76,11 +61,8 @@ impl Bases {
     ) -> Result<()> {
         let sides = self.sides_in(class);
         for (at, &side) in sides.iter().enumerate() {
-            let whitened = if self.whitens(sides) {
-                Some(self.whitened(class, gradient, (unit, buffers), side)?)
-            } else {
-                None
-            };
+            let whitened =
+                if self.whitens(sides) { Some(Self::whitened(gradient, unit, side)?) } else { None };
             let own = whitened.as_ref().unwrap_or(gradient);
             let mut out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
             match side {
@@ -253,12 +235,7 @@ impl Bases {
 }
 
 /// A state to a buffer.
-pub(super) fn load(
-    units: &[UnitIo<'_>],
-    buffers: &mut Buffers<'_>,
-    buffer: usize,
-    state: usize,
-) -> Result<()> {
+fn load(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>, buffer: usize, state: usize) -> Result<()> {
     let out = buffers.get_mut(buffer)?.matrices(units)?;
     let all = units
         .iter()

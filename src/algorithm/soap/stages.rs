@@ -3,9 +3,8 @@
 use tch::Tensor;
 
 use super::basis::SINCE;
-use super::compose::{BASES, GRADIENT, NORM, SECOND, TURNS, UPDATE, VALUES};
-use super::kl::values_of;
-use super::refresh::{load, spoil_squares, state_of};
+use super::compose::{GRADIENT, NORM, UPDATE};
+use super::refresh::state_of;
 use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
 use crate::algorithm::weight_norm::LastStep;
@@ -132,65 +131,10 @@ impl Soap {
         Ok(())
     }
 
-    /// Everything that owners of matrices need: gradients, momenta and the other states.
-    pub(super) fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
-        let StageIo { units, buffers, class, .. } = io;
-        gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
-        if self.bases.is_owned(class) {
-            return Ok(());
-        }
-        // Squares are taken of gradients that the momentum may not see.
-        gradients(units, buffers.get_mut(SECOND)?, grad_factor)?;
-        average(units, buffers, (SECOND, h[BETA1]), true)?;
-        load(units, buffers, SECOND, VARIANCE)?;
-        for at in 0..sides.len() {
-            load(units, buffers, BASES + TURNS + at, state_of(at, true))?;
-            if self.bases.whitens(sides) {
-                load(units, buffers, BASES + VALUES + at, values_of(at))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The update of whole matrices, the second moment and the squares of the gradient.
-    pub(super) fn rotate(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let sides = self.bases.sides_in(io.class);
-        let StageIo { units, buffers, class, .. } = io;
-        let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
-        for unit in &*units {
-            let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            self.bases.squares(class, &gradient, unit, buffers)?;
-            spoil_squares(unit, buffers, sides.len())?;
-        }
-        let [gradient, basis] = buffers.several([GRADIENT, BASES + TURNS])?;
-        for unit in &*units {
-            let pair = (basis.matrix(unit)?.into_view(), gradient.flat(unit)?);
-            kernels::clear_without_basis(&mut [pair])?;
-        }
-        let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, buffer, back| {
-            let mut x = buffers.get_mut(buffer)?.tensor(unit)?.f_alias()?;
-            let of = |at| buffers.get(BASES + TURNS + at)?.read_tensor(unit);
-            turn(&mut x, sides, of, back)
-        };
-        for unit in units.iter().filter(|unit| moves(unit)) {
-            turned(unit, buffers, GRADIENT, false)?;
-            turned(unit, buffers, UPDATE, false)?;
-            let y = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            self.bases.means(class, &y, unit, buffers)?;
-        }
-        let [gradient, update, second] = buffers.several([GRADIENT, UPDATE, SECOND])?;
-        let pairs = update.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
-        let all = units.iter().zip(pairs.zip(second.matrices(units)?)).filter(|(unit, _)| moves(unit));
-        whiten(h, self.factors(units, h, false), all.map(|(_, ((n, y), v))| (n, y, v)))?;
-        for unit in units.iter().filter(|unit| moves(unit)) {
-            turned(unit, buffers, UPDATE, true)?;
-        }
-        if self.normalize {
-            norms(units, buffers)?;
-            self.normalized(units, buffers, h)?;
-        }
-        Ok(())
+    /// The gradients that owners of matrices take.
+    pub(super) fn load(io: &mut StageIo<'_>) -> Result<()> {
+        let StageIo { units, buffers, grad_factor, .. } = io;
+        gradients(units, buffers.get_mut(GRADIENT)?, *grad_factor)
     }
 
     /// Divides updates by their root mean square, given the sums of their squares.
@@ -209,21 +153,12 @@ impl Soap {
         Ok(())
     }
 
-    /// The update and decay of the parameter, and the second moment that an owner sent.
+    /// The update and decay of the parameter.
     pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let (is_local, is_owned) = (self.bases.is_local(io.class), self.bases.is_owned(io.class));
-        let StageIo { units, buffers, .. } = io;
-        if is_owned {
-            // The owners have the second moment, and have normalized.
-        } else if !is_local {
-            let second = buffers.get_mut(SECOND)?.matrices(units)?;
-            let all = units.iter_mut().zip(second).filter(|(unit, _)| moves(unit));
-            let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
-            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
-        } else if self.normalize && !self.weight_norm.binds(io.class) {
-            self.normalized(units, buffers, h)?;
+        if !self.weight_norm.binds(io.class) {
+            self.normalize_local(io, h)?;
         }
-        units.retain(moves);
+        io.units.retain(moves);
         let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
         let radius = SINCE + self.bases.count(self.bases.sides_in(io.class).len());
         let step = LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late, radius };
@@ -232,11 +167,16 @@ impl Soap {
 
     /// The sums for weights whose norms are bound, of updates as they are applied.
     pub(super) fn weigh(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let is_local = self.bases.is_local(io.class);
-        if is_local && self.normalize {
+        self.normalize_local(io, h)?;
+        self.weight_norm.weigh(io, UPDATE)
+    }
+
+    /// Divides updates by their root mean square; owners have done so.
+    fn normalize_local(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        if self.normalize && !self.bases.is_owned(io.class) {
             self.normalized(&io.units, &mut io.buffers, h)?;
         }
-        self.weight_norm.weigh(io, UPDATE)
+        Ok(())
     }
 }
 
