@@ -189,6 +189,8 @@ pub struct Program {
     pub carried: Carried,
     /// States, by number, that lie with the owners of the matrices: stages on whole matrices have them.
     pub owned: Vec<usize>,
+    /// True if the owners do all that counts as work.
+    pub by_owners: bool,
     /// States, by number, that are sums over a side of the block: where it is sharded, every process keeps what its part of the
     /// side adds, and the state is the sum of these.
     pub contributed: Vec<(usize, Side)>,

@@ -346,6 +346,7 @@ impl PyPlan {
             let owned = s.owned.as_ref();
             let owned = owned.map(|own| (places(own), own.axes.clone(), own.is_sum, own.takes));
             entry.set_item("owned", owned)?;
+            entry.set_item("stored", s.shape())?;
             Ok::<_, PyErr>(entry)
         };
         // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.

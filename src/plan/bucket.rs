@@ -212,6 +212,9 @@ impl Bucket {
     #[must_use]
     #[allow(clippy::cast_precision_loss)] // a number of processes
     pub fn flops(&self, about: &Description) -> (f64, f64) {
+        if self.program.by_owners {
+            return (0.0, about.flops);
+        }
         if self.gathered.is_empty() {
             return (about.flops - about.whole_flops, about.whole_flops);
         }

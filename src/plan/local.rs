@@ -166,7 +166,7 @@ impl LocalState {
         self.spans.iter().map(|(_, len)| *len).collect()
     }
 
-    /// Elements after which a row begins that shares no scale with the one before.
+    /// Length of the rows that are quantized separately.
     #[must_use]
     pub fn width(&self) -> usize {
         let whole = self.spec.shape.last().copied().unwrap_or(1);

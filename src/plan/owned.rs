@@ -48,15 +48,16 @@ pub(super) fn settle(
         let (alone, whole) = (Layout::default(), whole_blocks(planned, algorithms)?);
         let axes: Vec<_> = planned.layout.distributed_axes().map(|(axis, _)| axis.ranks.clone()).collect();
         for &state in states {
-            let coded = planned.states.iter().position(|scales| scales.scales_of == Some(state));
+            let scales = planned.states.iter().position(|scales| scales.scales_of == Some(state));
             let all = LocalState::of(planned.states[state].spec.clone(), &alone);
             let parts: Vec<_> = whole.iter().map(|block| all.part(block)).collect();
             let owned = |parts: &[Rect]| {
                 let blocks = mine.iter().map(|&block| (block, parts[block])).collect();
                 Some(Owned { blocks, axes: axes.clone(), is_sum: false, takes: true })
             };
-            if let Some(scales) = coded {
-                planned.states[scales].owned = owned(&scales_of(&planned.spec.name, &all.spec, &parts)?);
+            if let Some(scales) = scales {
+                planned.states[scales].owned =
+                    owned(&parts_of_scales(&planned.spec.name, &all.spec, &parts)?);
             }
             planned.states[state].owned = owned(&parts);
         }
@@ -64,17 +65,19 @@ pub(super) fn settle(
     Ok(())
 }
 
-/// The scales of blocks in 8 bits, whose rows begin anew at the same length in all of them.
+/// Places of the scales of each block, of a state of 8 bits.
 ///
 /// # Errors
-/// `Error::Value` for blocks side by side of several widths.
-fn scales_of(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<Rect>> {
-    let (Some(coded), Some(&width)) = (state.coded, state.shape.last()) else { return Ok(Vec::new()) };
+/// `Error::Value` for blocks side by side of several widths, `Error::Internal` for a state that has no scales.
+fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<Rect>> {
+    let (Some(coded), Some(&width)) = (state.coded, state.shape.last()) else {
+        return Err(Error::Internal(format!("{name}: state '{}' has no scales", state.role)));
+    };
     let first = parts.first().map_or(width, |part| part.cols.min(width));
     if parts.iter().any(|part| part.cols.min(width) != first) {
         return Err(Error::Value(format!(
             "{name}: state '{}' of 8 bits lies with the owners of matrices, and these are side by side with several widths. \
-             Set state_bits=32 in its group, or shard another dimension",
+             Set state_bits=32 in its group",
             state.role
         )));
     }

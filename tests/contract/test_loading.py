@@ -229,6 +229,31 @@ def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -
 
 
 @every_case
+def test_codes_that_were_copied_as_numbers_are_refused(case: Case) -> None:
+    """As torch.distributed.checkpoint does where the optimizer that it fills has states of 32 bits."""
+    model = make_model()
+    optimizer = case.build(model, named=True, state_bits=8)
+    for group in optimizer.param_groups:
+        group["min_quant_numel"] = 0
+    run_steps(optimizer, model, range(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    coded = [e for e in state_entries(optimizer, saved) if e[1].endswith("_absmax")]
+    if not coded:
+        pytest.skip("no state of the model is large enough")
+    for at, scales, _, name in coded:
+        changed, key = copy.deepcopy(saved), scales.removesuffix("_absmax")
+        own = changed["state"][at]
+        del own[scales]
+        own[key] = own[key].float()
+        if own[key].max() > 1:
+            refused(
+                case.build(make_model(), named=True), changed, rf"^{name}: state '{key}' has whole numbers"
+            )
+        own[key] += 0.5
+        case.build(make_model(), named=True).load_state_dict(changed)
+
+
+@every_case
 def test_state_that_is_no_dict_is_refused(case: Case) -> None:
     _, optimizer, saved = stepped(case)
     name = optimizer.param_groups[0]["param_names"][0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 import oxidion
 from oxidion import titan
@@ -112,9 +113,21 @@ def beside_one_process(name: str, layout: Any) -> dict[str, float]:
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
             found[key] = max(found.get(key, 0.0), _differ([value], [theirs[key]]))
-            if value.shape == param.shape:  # as the parameter
-                assert getattr(value, "placements", None) == getattr(param, "placements", None)
+            if layout is not None and not name.startswith(("GaLore", "APOLLO")) and key != "step":
+                assert value.placements == (_placement(key, param),), key
     return found
+
+
+def _placement(key: str, param: Any) -> Placement:
+    """The placement that docs/optimizers/soap.md promises of a state in a checkpoint."""
+    (cut,), rows = param.placements, param.ndim - 2
+    if cut.dim < rows or key.startswith(("exp_avg", "momentum")):
+        return cast("Placement", cut)
+    own, other = ("L", "R") if cut.dim == rows else ("R", "L")
+    eigenvalues = {"L": "eigen_left", "R": "eigen_right"}
+    dims = {own: rows, other: rows + 1, eigenvalues[own]: rows}
+    at = dims.get(key.removeprefix("Q_"))
+    return Replicate() if at is None else Shard(at)
 
 
 def goes_on(name: str, layout: Any) -> tuple[bool, bool]:
@@ -206,12 +219,12 @@ def frozen_without_loading() -> None:
     optimizer.step()
 
 
-def switched() -> list[float]:
-    """Distances from sharded states of a run that sets ``owned_states`` off and on again between steps."""
-    layout, weights = ("S", 0), []
+def switched(name: str, layout: Any) -> list[float]:
+    """Distances from a run without owners of one that sets ``owned_states`` off and on between steps."""
+    weights = []
     for owned in (True, False):
         params = _params(layout)
-        optimizer = _optimizer("APOLLOAdamW", params, layout, owned_states=owned)
+        optimizer = _optimizer(name, params, layout, owned_states=owned)
         (group,) = optimizer.param_groups
         _steps(optimizer, params, layout, 3)
         if owned:
@@ -241,7 +254,8 @@ def of_other_bits(bits: int) -> bool:
         second.synchronize_for_checkpoint()
         runs.append((params, [own["exp_avg_sq"] for own in _states(second)]))
     (mine, codes), (theirs, others) = runs
-    assert [value.dtype for value in codes] == [value.dtype for value in others]
+    for value in (*codes, *others):
+        assert (value.dtype == torch.uint8) == (bits == 8)
     return _differ([*mine], [*theirs]) <= 1e-9 and _differ(codes, others) <= 1e-9
 
 
@@ -260,6 +274,28 @@ def gathered_by_a_hook(name: str) -> bool:
         _steps(optimizer, params, layout, 3, seed=1)
         runs.append([jobs.whole(p).detach().clone() for p in params])
     return all(map(torch.equal, *runs))
+
+
+def spoiled(name: str) -> list[float]:
+    """Distances of bases and factors from one process's, which keeps its own, after a NaN on one rank."""
+    runs: list[list[dict[str, Tensor]]] = []
+    for layout in (("S", 0), None):
+        params = _params(layout)
+        optimizer = _optimizer(name, params, layout) if layout else _alone(name, params)
+        _steps(optimizer, params, layout, 3)
+        for param in params:
+            param.grad = torch.zeros_like(param)
+            # The last row is rank 1's: in the run of one process both are.
+            if layout is None or dist.get_rank() == 1:
+                getattr(param.grad, "_local_tensor", param.grad)[-1] = float("nan")
+        optimizer.step()
+        optimizer.synchronize_for_checkpoint()
+        runs.append(_states(optimizer))
+    of_bases = [
+        (n, key) for n, own in enumerate(runs[0]) for key in own if key[0] in "LRQ" or key[:5] == "eigen"
+    ]
+    assert len(of_bases) >= 10
+    return [_differ([runs[0][n][key]], [runs[1][n][key]]) for n, key in of_bases]
 
 
 def in_hand() -> bool:

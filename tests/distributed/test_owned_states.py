@@ -193,8 +193,15 @@ def test_weights_may_be_frozen_and_unfrozen(groups: Groups) -> None:
     groups[2].run(owning.frozen_without_loading)
 
 
-def test_setting_may_change_between_steps(groups: Groups) -> None:
-    for distances in groups[2].run(owning.switched):
+@pytest.mark.parametrize("name", BASES[:3])
+def test_a_nan_of_one_rank_leaves_bases_as_those_of_one_process(groups: Groups, name: str) -> None:
+    for distances in groups[2].run(owning.spoiled, name):
+        assert all(distance <= 1e-9 for distance in distances), distances
+
+
+@pytest.mark.parametrize(("name", "layout"), [("APOLLOAdamW", ("S", 0)), ("SOAP", None), ("SOAPMuon", None)])
+def test_setting_may_change_between_steps(groups: Groups, name: str, layout: Any) -> None:
+    for distances in groups[2].run(owning.switched, name, layout):
         assert max(distances) <= 1e-9, distances
 
 

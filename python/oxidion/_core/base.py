@@ -474,11 +474,13 @@ class OxOptimizer(Stepper, Optimizer):
         with self._owned.zeros_shown(self.state):
             for key in aside:
                 del self.state[key]
+            # Behind the hooks of others, of which one may gather.
+            last = self.register_state_dict_pre_hook(lambda _: self._refuse_owned())
             try:
                 saved = super().state_dict()
             finally:
+                last.remove()
                 self.state.update(aside)
-            self._refuse_owned()  # a hook before the dict may have gathered them
             if self._owned:  # the next step puts others in the place of these
                 saved["state"] = {
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
@@ -513,8 +515,9 @@ class OxOptimizer(Stepper, Optimizer):
         return {**state, **own, **eager, **({"_functions": self._functions} if self._functions else {})}
 
     def synchronize_for_checkpoint(self) -> None:
-        """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.
+        """Makes states whole, and equal on all replicas: all ranks call it before a checkpoint is taken.
 
+        Owner-sharded states, and sums to which ranks add, are gathered; the next step takes them apart again.
         Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own; the mean
         is what a single process would have, and takes their place. Elsewhere nothing is changed.
 

@@ -16,6 +16,7 @@ from oxidion._core.state import (
     MOMENTS,
     SCALES,
     check_absent,
+    check_codes,
     check_state,
     existing,
     is_counter,
@@ -145,10 +146,11 @@ def _check_states(
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
     plan = _plan(optimizer, groups, numbers)
-    found = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, strict=True)
-    for name, own, specs, algorithm in found:
+    bits_of = [group.get("state_bits", 32) for group in groups for _ in group["params"]]
+    found = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, bits_of, strict=True)
+    for name, own, specs, algorithm, bits in found:
         for spec in specs:
-            _check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name)
+            check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name, bits)
     if any(len(own) < len(held[param]) for param, own in numbers.items()):
         plan = _plan(optimizer, groups, held)
     _check_all_there(groups, held, plan)
@@ -216,20 +218,6 @@ def _is_number(entry: tuple[Any, Any]) -> bool:
 def _plan(optimizer: Stepper, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:
     settings = [{**group, **optimizer._functions} for group in groups]
     return Plan(settings, existing(groups, held, optimizer.STATE_NAMES), optimizer._meshes)
-
-
-def _check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str) -> None:
-    """Refuses codes where there are none, codes without scales and scales without codes."""
-    value, scales = own.get(key), own.get(key + SCALES)
-    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
-    if (coded and not spec["codable"]) or (scales is not None and value is not None and not coded):
-        check_state(value, key, spec, name)
-    elif coded and not isinstance(scales, Tensor):
-        raise ValueError(
-            f"{name}: state {key!r} is uint8 without {key + SCALES!r}: the codes have no scale. Load both"
-        )
-    elif scales is not None and spec["codable"] and value is None:
-        raise ValueError(f"{name}: state {key + SCALES!r} is there without {key!r}. Load both, or neither")
 
 
 def _check_step(value: object, key: str, name: str) -> None:

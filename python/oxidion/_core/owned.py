@@ -1,7 +1,7 @@
 """Owner-sharded states (ZeRO-1): each process has some blocks in steps, and checkpoints have whole states.
 
-In steps such a state is one row of the blocks that this process owns, with a dimension more than the whole
-one, so that a shape tells which it is; of a sum over a sharded side it has what this process adds. A whole
+In steps such a state is a tensor of shape (1, ..., 1, k), with one dimension more than the whole one: the k
+elements of the blocks that this process owns, or of a sum over a sharded side what this process adds. A whole
 state is laid out as its parameter; `synchronize_for_checkpoint()` gathers it.
 """
 
@@ -47,7 +47,7 @@ class OwnerSharded:
     def is_sharded(self, param: Tensor, key: str, value: object) -> bool:
         """True for a state in blocks."""
         spec = self._specs.get(param, {}).get(key)
-        return spec is not None and isinstance(value, Tensor) and tuple(value.shape) == stored(spec)
+        return spec is not None and isinstance(value, Tensor) and tuple(value.shape) == tuple(spec["stored"])
 
     def _held(self, state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Spec]]:
         """The states that are in blocks now: those of the parameter, it, the key, the spec."""
@@ -83,7 +83,8 @@ class OwnerSharded:
                 raise LayoutError(
                     f"{name}: state {key!r} is in blocks of other owners than the step asks for: parameters "
                     "were added, frozen or unfrozen, or owned_states or sides have changed. Call "
-                    "synchronize_for_checkpoint() on all ranks"
+                    "synchronize_for_checkpoint() on all ranks, and then load_state_dict(state_dict()) "
+                    "where sides have changed"
                 )
             return cast("Tensor", value)
         if spec["owned"] is None:
@@ -93,7 +94,7 @@ class OwnerSharded:
         if value is not None:
             self._gathered.append((name, param, key, value))
         where, dtype = local(param), getattr(torch, spec["dtype"])
-        own[key] = held = zeros([*stored(spec)], dtype, where.device, pin=where.is_pinned())
+        own[key] = held = zeros(spec["stored"], dtype, where.device, pin=where.is_pinned())
         return held
 
     def gathered(self, ranks: Ranks) -> list[str]:
@@ -142,13 +143,6 @@ class OwnerSharded:
             for own, param, key, spec in [*self._held(state)]:
                 part = _own_part(collected(own[key], spec, groups), spec)
                 own[key] = as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
-
-
-def stored(spec: Spec) -> tuple[int, ...]:
-    """Shape of what this process holds of a state."""
-    if spec["owned"] is None:
-        return tuple(length for _, length in spec["spans"])
-    return (*(1 for _ in spec["shape"]), sum(rows * cols for _, rows, cols, _ in spec["owned"][0]))
 
 
 def collected(held: Tensor, spec: Spec, groups: Groups) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oxidion._core import averages
-from oxidion._core.owned import OwnerSharded, collected, stored
+from oxidion._core.owned import OwnerSharded, collected
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._cuda.device import stream_of
@@ -196,6 +196,48 @@ def check_absent(
         raise ValueError(f"{name}: its state has factors but no {key!r}: {way_out}")
 
 
+def check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str, bits: int) -> None:
+    """Refuses codes where there are none, codes without scales, scales without codes, and codes as numbers.
+
+    Args:
+        own: the states of the parameter that are there.
+        key: of the state.
+        spec: that the plan asks for.
+        name: of the parameter.
+        bits: of the states of the group from which they come.
+
+    Raises:
+        ValueError: that names the key.
+    """
+    value, scales = own.get(key), own.get(key + SCALES)
+    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
+    if (coded and not spec["codable"]) or (scales is not None and value is not None and not coded):
+        check_state(value, key, spec, name)
+    elif coded and not isinstance(scales, Tensor):
+        raise ValueError(
+            f"{name}: state {key!r} is uint8 without {key + SCALES!r}: the codes have no scale. Load both"
+        )
+    elif scales is not None and spec["codable"] and value is None:
+        raise ValueError(f"{name}: state {key + SCALES!r} is there without {key!r}. Load both, or neither")
+    elif bits == 8 and spec["codable"] and scales is None and _has_codes(value):
+        raise ValueError(
+            f"{name}: state {key!r} has whole numbers up to 255, no {key + SCALES!r}: they are codes, which "
+            "torch.distributed.checkpoint copies into an optimizer with states of 32 bits as if they were "
+            "numbers. Make that optimizer with state_bits=8"
+        )
+
+
+def _has_codes(value: object) -> bool:
+    """True for numbers of which all are codes of 8 bits, and not all 0 or 1."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    if str(value.dtype).removeprefix("torch.") not in DTYPES:
+        return False
+    held = local(value).detach()
+    codes = held.clamp(0, 255).round()
+    return held.numel() > 0 and bool((codes == held).all()) and bool(codes.max() > 1)
+
+
 def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hint: str = "") -> None:
     """Refuses a state that does not fit its parameter.
 
@@ -261,7 +303,9 @@ def _wanted(
 ) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
     """Shapes and dtypes of the workspace on the CPU, and of states of some parameters that begin as zeros."""
     specs = chain.from_iterable(compress(plan.state_specs(), ahead))
-    zeroed = ((stored(spec), getattr(torch, spec["dtype"])) for spec in specs if spec["seed"] is None)
+    zeroed = (
+        (tuple(spec["stored"]), getattr(torch, spec["dtype"])) for spec in specs if spec["seed"] is None
+    )
     own = [((count,), torch.float32) for where, count in workspaces(plan, held) if where.type == "cpu"]
     return chain(own, zeroed)
 
@@ -291,7 +335,7 @@ def settle(
 
 def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds, in the kind of memory in which its parameter is."""
-    shape, dtype = stored(spec), getattr(torch, spec["dtype"])
+    shape, dtype = tuple(spec["stored"]), getattr(torch, spec["dtype"])
     if spec["seed"] is None:
         return zeros(shape, dtype, param.device, reserve, pin=param.is_pinned())
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")

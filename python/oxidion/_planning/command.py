@@ -72,7 +72,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--owned-states",
         action="store_true",
-        help="of soap, soap_muon, galore_adamw and apollo_adamw: states lie with owners of matrices",
+        help="of soap, soap_muon, galore_adamw and apollo_adamw: owner-sharded states also for copies",
     )
     add(
         "--sides",

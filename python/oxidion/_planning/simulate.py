@@ -42,8 +42,8 @@ class Settings:
         state_bits: 8 for moments in one byte.
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
-        owned_states: of SOAP, SOAPMuon, GaLoreAdamW and APOLLOAdamW: whether states lie with the owners of
-            matrices where each rank could have its own.
+        owned_states: owner-sharded states of SOAP and SOAPMuon also for copies and uncut sides, and of
+            GaLoreAdamW and APOLLOAdamW where several ranks have the same moments.
         sides: of SOAP and SOAPMuon: the sides with a basis, "both", "short" or "unsharded".
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.

@@ -49,7 +49,7 @@ class APOLLOAdamW(LowRankOptimizer):
         decay_order: decay before the update ("torch") or after it ("galore").
         state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         owned_states: keep the moments of a weight with one process, its owner, where several would have the
-            same: it sends the others the factors, and they share the memory. Needs ``state_bits=32``. Call
+            same: it sends the others the factors, and they share the memory. Call
             ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the projections and of stochastic rounding.
         state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64

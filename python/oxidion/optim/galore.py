@@ -52,8 +52,8 @@ class GaLoreAdamW(LowRankOptimizer):
         block_size: elements of a row of the moments that share a scale.
         min_quant_numel: moments of fewer elements keep ``state_dtype``.
         owned_states: keep the moments of a weight with one process, its owner, where several would have the
-            same: it sends the others what the projection turns back, and they share the memory. Needs
-            ``state_bits=32``. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
+            same: it sends the others what the projection turns back, and they share the memory. Call
+            ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the sketches of ``svd="random"`` and of stochastic rounding.
         state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
             parameters).

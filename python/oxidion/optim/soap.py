@@ -73,8 +73,9 @@ class SOAP(WeightNormOptimizer):
     m)``, ``R`` and ``Q_R``, ``(..., n, n)``, float32 (float64 for float64 parameters); ``basis_step``, the
     number of the gradient that made the first basis of a matrix; ``step``, gradients so far; with "kl"
     ``eigen_left`` (l, ``(..., m)``) and ``eigen_right`` (r, ``(..., n)``); with "hyperball" ``radius``, a
-    number for each matrix. Where a side with a basis is cut, one process has all states of a matrix: call
-    ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``. Parameters and state are written in
+    number for each matrix. Where a side with a basis is cut, one process has all states of a matrix; where
+    the other side is, factors are sums to which ranks add. Call ``synchronize_for_checkpoint()`` on all ranks
+    before ``state_dict()``. Parameters and state are written in
     place. A gradient that is not finite changes no factor; it makes its parameter non-finite.
 
     Args:
@@ -103,8 +104,8 @@ class SOAP(WeightNormOptimizer):
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
             ``split_dim`` (0: of rows, 1: of columns).
-        owned_states: keep the states of a weight of which no side with a basis is cut with one process too,
-            its owner: copies share the memory and send the update instead of repeating the work.
+        owned_states: keep states with one process, the owner, also where no side with a basis is cut: copies
+            of a weight share the memory and send the update instead of repeating the work.
         weight_norm: "free", "hyperball" (``lr`` is an angle, and ``weight_decay`` must be 0), "floor", or
             "row_floor", the same for each row. Parameters of fewer than two dimensions are free in any case.
         weight_norm_floor: the ``c`` of the floors.

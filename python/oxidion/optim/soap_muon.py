@@ -53,8 +53,8 @@ class SOAPMuon(OrthonormalOptimizer):
         denom_power: the exponent p; 0 leaves N as it is.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
-        owned_states: keep the states of a weight of which no side with a basis is cut with one process too,
-            its owner: copies share the memory and send the update instead of repeating the work.
+        owned_states: keep states with one process, the owner, also where neither side is cut: copies of a
+            weight share the memory and send the update instead of repeating the work.
         orth_norm: the norm by which ``orth`` divides: "frobenius" or "schatten4".
         seed: of the numbers that complete the first bases, and of stochastic rounding.
 

@@ -3,12 +3,14 @@
 use super::super::flops;
 use super::super::warned::Warned;
 use super::compose::other;
-use super::refresh::state_of;
+use super::refresh::{length, state_of};
+use crate::algorithm::stage::UnitIo;
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::spec::{
     Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
+use crate::tensor::Lent;
 
 /// The steps that had been taken when a matrix got its first bases, with that step; 0 before it has any. It follows the
 /// moments and the counter.
@@ -28,6 +30,7 @@ enum Sides {
 
 /// Settings and memory of the bases.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
 pub(in crate::algorithm) struct Bases {
     view: Matrices,
     /// True if dimensions are multiplied together while the product is within `longest`.
@@ -38,7 +41,7 @@ pub(in crate::algorithm) struct Bases {
     pub(in crate::algorithm) frequency: usize,
     /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
     gathers: bool,
-    /// True if states lie with the owners of matrices too where no side that is turned is cut.
+    /// True if states lie with the owners of matrices also where no side that is turned is cut.
     owned: bool,
     /// True if the factor of each side is whitened by the other side.
     pub(super) mutual: bool,
@@ -209,8 +212,11 @@ impl Bases {
     /// with the states of what they store.
     pub(in crate::algorithm) fn is_owned(&self, class: &UnitShape) -> bool {
         let sides = self.sides_in(class);
-        if sides.is_empty() || !self.is_whole(class) {
-            return !sides.is_empty();
+        if sides.is_empty() {
+            return false;
+        }
+        if !self.is_whole(class) {
+            return true;
         }
         let [rows, cols] = class.largest;
         let shards: usize = class.num_shards.iter().product();
@@ -229,6 +235,7 @@ impl Bases {
         let (sides, mut program) = (self.sides_in(class), Program::new());
         if self.is_owned(class) {
             program.owned = [0, 1].into_iter().chain(SINCE..SINCE + self.count(sides.len())).collect();
+            program.by_owners = true;
         } else {
             let over = sides.iter().map(|&side| other(side)).enumerate();
             let cut = over.filter(|(_, side)| class.num_shards[side.index()] > 1);
@@ -241,6 +248,11 @@ impl Bases {
     /// even over the processes that shard `other`.
     fn columns<T>(&self, sides: &[Side], other: T) -> DimSharding<T> {
         if sides.len() == 2 && self.view.alike() { DimSharding::Even(other) } else { DimSharding::Replicated }
+    }
+
+    /// The basis of a side of a unit, of its position among the sides that have one.
+    pub(super) fn basis<'s>(unit: &'s UnitIo<'_>, at: usize, side: Side) -> Result<Lent<'s>> {
+        unit.state[state_of(at, true)].view().first_cols(length(unit, side)).tensor()
     }
 
     /// States of the bases: since when they are there, for each side the factor and the basis, and where each is whitened by

@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use super::basis::{Bases, FACTOR, SINCE};
 use super::compose::{BASES, MEANS, other};
-use super::refresh::{length, state_of};
+use super::refresh::length;
 use crate::algorithm::stage::{Buffers, UnitIo};
 use crate::error::Result;
 use crate::kernels::Finite;
@@ -50,9 +50,8 @@ impl Bases {
 
     /// Basis and eigenvalues of a side.
     fn known<'s>(unit: &'s UnitIo<'_>, side: Side) -> Result<(Lent<'s>, Tensor)> {
-        let at = side.index();
-        let basis = unit.state[state_of(at, true)].view().first_cols(length(unit, side));
-        Ok((basis.tensor()?, begun(&*unit.state[values_of(at)].view().tensor()?)?))
+        let values = unit.state[values_of(side.index())].view();
+        Ok((Self::basis(unit, side.index(), side)?, begun(&*values.tensor()?)?))
     }
 
     /// The gradient whose square the factor of a side takes: A of rows, B of columns.

@@ -9,7 +9,6 @@ use tch::Tensor;
 use super::basis::{Bases, SINCE};
 use super::compose::{BASES, MEANS};
 use super::kl::is_there;
-use super::refresh::state_of;
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
@@ -116,11 +115,7 @@ impl SoapMuon {
         // The gradient is not needed any more: its buffer has what is tempered.
         let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, back| {
             let mut x = buffers.get_mut(GRADIENT)?.tensor(unit)?.f_alias()?;
-            let of = |at: usize| {
-                let cols = [class.rows, class.cols][sides[at].index()];
-                unit.state[state_of(at, true)].view().first_cols(cols).tensor()
-            };
-            turn(&mut x, sides, of, back)
+            turn(&mut x, sides, |at| Bases::basis(unit, at, sides[at]), back)
         };
         let moves = |unit: &UnitIo<'_>| unit.steps > 0.0 && !sides.is_empty();
         let [gradient, ahead] = buffers.several([GRADIENT, LOOKAHEAD])?;

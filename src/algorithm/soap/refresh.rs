@@ -81,7 +81,7 @@ impl Bases {
         for unit in units.iter_mut().filter(|unit| unit.active) {
             let mut found = flats(unit, buffers, sides.len())?;
             if self.whitens(sides) && unit.steps > 0.0 {
-                // Where no factor has a part there are eigenvalues still.
+                // Means may be too large where squares are not.
                 found.extend(means(unit, buffers)?);
             }
             let is_finite = Finite::of(&found)?;
@@ -187,15 +187,15 @@ impl Bases {
 
     /// Takes new bases over.
     fn take(&self, io: &mut StageIo<'_>) -> Result<()> {
-        let count = self.sides_in(io.class).len();
+        let sides = self.sides_in(io.class).iter().enumerate();
         let StageIo { units, buffers, .. } = io;
-        let pairs = (0..count).map(|at| (BASES + TURNS + at, state_of(at, true)));
-        for (buffer, state) in pairs.chain([(BASES + SINCE, SINCE_STATE)]) {
-            let shapes = units.iter().map(|unit| buffers.get(buffer)?.shape(unit));
-            let shapes = shapes.collect::<Result<Vec<_>>>()?;
+        let of_sides = sides.map(|(at, &side)| (BASES + TURNS + at, state_of(at, true), Some(side)));
+        for (buffer, state, side) in of_sides.chain([(BASES + SINCE, SINCE_STATE, None)]) {
             let new = buffers.get_mut(buffer)?.matrices(units)?;
-            let all = units.iter_mut().zip(new).zip(shapes).filter(|((unit, _), _)| unit.due);
-            let all = all.map(|((unit, new), [_, cols])| ([new.into_view()], [part(unit, state, cols)]));
+            let all = units.iter_mut().zip(new).filter(|(unit, _)| unit.due).map(|(unit, new)| {
+                let cols = side.map_or(1, |side| length(unit, side));
+                ([new.into_view()], [part(unit, state, cols)])
+            });
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
         }
         Ok(())

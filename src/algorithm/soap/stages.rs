@@ -2,9 +2,8 @@
 
 use tch::Tensor;
 
-use super::basis::SINCE;
+use super::basis::{Bases, SINCE};
 use super::compose::{GRADIENT, NORM, UPDATE};
-use super::refresh::state_of;
 use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
 use crate::algorithm::weight_norm::LastStep;
@@ -48,13 +47,8 @@ pub(super) fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f6
 }
 
 /// `M ← β₁M + (1-β₁)G` and a copy of it, with G in a buffer, of units that take a step; without a basis there is no G.
-fn average(
-    units: &mut [UnitIo<'_>],
-    buffers: &mut Buffers<'_>,
-    (gradient, beta1): (BufferId, f64),
-    has_bases: bool,
-) -> Result<()> {
-    let [from, out] = buffers.several([gradient, UPDATE])?;
+fn average(units: &mut [UnitIo<'_>], buffers: &mut Buffers<'_>, beta1: f64, has_bases: bool) -> Result<()> {
+    let [from, out] = buffers.several([GRADIENT, UPDATE])?;
     if has_bases {
         let pairs = units.iter().zip(from.flats(units)?);
         let pairs = pairs.map(|(unit, flat)| (unit.state[SINCE].view(), flat));
@@ -83,8 +77,7 @@ impl Soap {
         units.iter().filter(|unit| moves(unit)).map(one).collect()
     }
 
-    /// A step where no process lacks a part of what the bases turn, or at the owners, who have the gradients; less what
-    /// follows from the update.
+    /// A step up to the update: of what is stored here, or at the owners, who have the gradients.
     pub(super) fn step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
         let is_owned = self.bases.is_owned(io.class);
@@ -99,13 +92,9 @@ impl Soap {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
             self.bases.squares(class, &gradient, unit, buffers)?;
         }
-        average(units, buffers, (GRADIENT, h[BETA1]), !sides.is_empty())?;
+        average(units, buffers, h[BETA1], !sides.is_empty())?;
         let turns = |unit: &UnitIo<'_>, x: &mut Tensor, back| {
-            let of = |at: usize| {
-                let cols = [class.rows, class.cols][sides[at].index()];
-                unit.state[state_of(at, true)].view().first_cols(cols).tensor()
-            };
-            turn(x, sides, of, back)
+            turn(x, sides, |at| Bases::basis(unit, at, sides[at]), back)
         };
         for unit in units.iter().filter(|unit| moves(unit) && !sides.is_empty()) {
             for buffer in [GRADIENT, UPDATE] {
@@ -124,9 +113,9 @@ impl Soap {
         }
         if self.normalize {
             norms(units, buffers)?;
-        }
-        if self.normalize && is_owned {
-            self.normalized(units, buffers, h)?;
+            if is_owned {
+                self.normalized(units, buffers, h)?;
+            }
         }
         Ok(())
     }
