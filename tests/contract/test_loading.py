@@ -198,8 +198,8 @@ def test_state_of_other_floating_dtypes_is_taken_as_it_is(case: Case) -> None:
                 assert value.dtype == dtype, key
 
 
-@every_case
-def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -> None:
+def with_codes(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
+    """An optimizer with states of 8 bits after a step, its state dict, and the entries of scales in that."""
     model = make_model()
     optimizer = case.build(model, named=True, state_bits=8)
     for group in optimizer.param_groups:
@@ -209,6 +209,12 @@ def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -
     coded = [e for e in state_entries(optimizer, saved) if e[1].endswith("_absmax")]
     if not coded:
         pytest.skip("no state of the model is large enough")
+    return optimizer, saved, coded
+
+
+@every_case
+def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -> None:
+    optimizer, saved, coded = with_codes(case)
     at, scales, value, name = coded[0]
     key = scales.removesuffix("_absmax")
     for change, says in (
@@ -231,15 +237,7 @@ def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -
 @every_case
 def test_codes_that_were_copied_as_numbers_are_refused(case: Case) -> None:
     """As torch.distributed.checkpoint does where the optimizer that it fills has states of 32 bits."""
-    model = make_model()
-    optimizer = case.build(model, named=True, state_bits=8)
-    for group in optimizer.param_groups:
-        group["min_quant_numel"] = 0
-    run_steps(optimizer, model, range(1))
-    saved = copy.deepcopy(optimizer.state_dict())
-    coded = [e for e in state_entries(optimizer, saved) if e[1].endswith("_absmax")]
-    if not coded:
-        pytest.skip("no state of the model is large enough")
+    _, saved, coded = with_codes(case)
     for at, scales, _, name in coded:
         changed, key = copy.deepcopy(saved), scales.removesuffix("_absmax")
         own = changed["state"][at]
