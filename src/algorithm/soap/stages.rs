@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::kernels::{self, Job};
 use crate::linalg::OneThread;
 use crate::linalg::eigenbasis::rotate;
-use crate::program::BufferId;
 use crate::spec::{Hyper, Side};
 use crate::tensor::{Lent, MatrixViewMut};
 
