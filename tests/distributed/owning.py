@@ -259,15 +259,21 @@ def of_other_bits(bits: int) -> bool:
     return _differ([*mine], [*theirs]) <= 1e-9 and _differ(codes, others) <= 1e-9
 
 
-def gathered_by_a_hook(name: str) -> bool:
-    """Whether a hook before state dicts may gather, as that of torchtitan's optimizers does."""
+def gathered(name: str, how: str) -> bool:
+    """Whether state dicts are whole without a call: by a hook, or as nobody asked for owners."""
     layout, runs = ("S", 0), []
+    keys = {**settings(name), "owned_states": how == "hook"}
     for is_saved in (False, True):
         params = _params(layout)
-        cls = getattr(oxidion, name)
-        optimizer: Any = titan._make(cls, [{"params": params, "lr": 2.0**-6}], **settings(name))
+        if how == "hook":  # that of torchtitan's optimizers
+            made: Any = getattr(oxidion, name)
+            optimizer: Any = titan._make(made, [{"params": params, "lr": 2.0**-6}], **keys)
+        else:
+            optimizer = _optimizer(name, params, layout, **keys, init_state=True)
         assert not any(value.any() for own in _states(optimizer) for value in own.values())
         _steps(optimizer, params, layout, 3)
+        blocks = [v for own in optimizer.state.values() for v in own.values() if v.shape[:2] == (1, 1)]
+        assert blocks
         if is_saved:
             saved = _states(optimizer)
             assert all(getattr(own["exp_avg_sq"], "_local_tensor", None) is not None for own in saved)

@@ -455,9 +455,13 @@ class OxOptimizer(Stepper, Optimizer):
         Entries of ``state`` that belong to no parameter are kept. Those under tensors that are no parameters,
         and under numbers that are positions of parameters, are left out with a warning in the log.
 
+        States of SOAP that lie with owners because a side is cut are gathered: all ranks call it together.
+
         Raises:
             PoisonedOptimizer: after a step that failed half way, whose states are half new, or that was taken
                 though ranks disagreed.
+            RuntimeError: for owner-sharded states that were asked for, and sums to which ranks add, without
+                ``synchronize_for_checkpoint()``.
         """
         self._refuse_poison()
         self._settle_keys()
@@ -475,7 +479,7 @@ class OxOptimizer(Stepper, Optimizer):
             for key in aside:
                 del self.state[key]
             # Behind the hooks of others, of which one may gather.
-            last = self.register_state_dict_pre_hook(lambda _: self._refuse_owned())
+            last = self.register_state_dict_pre_hook(lambda _: self._make_whole())
             try:
                 saved = super().state_dict()
             finally:
@@ -487,13 +491,27 @@ class OxOptimizer(Stepper, Optimizer):
                 }
         return saved
 
-    def _refuse_owned(self) -> None:
-        """Refuses states in blocks, where a rank would save its own alone.
+    def _make_whole(self) -> None:
+        """Gathers states in blocks that nobody asked for; refuses others, of which a rank may have its own.
 
         Raises:
             RuntimeError: that names the way on.
         """
-        key = self._owned.first_unsynced(self.state)
+        asked = parameters([group for group in self.param_groups if group.get("owned_states")])
+        self._refuse_owned(frozenset(asked))
+        if self._owned.first_unsynced(self.state) is not None:
+            self.synchronize_for_checkpoint()
+
+    def _refuse_owned(self, asked: frozenset[Tensor] | None = None) -> None:
+        """Refuses states in blocks, where a rank would save its own alone.
+
+        Args:
+            asked: the parameters of which they are refused, and sums of all others; None is all.
+
+        Raises:
+            RuntimeError: that names the way on.
+        """
+        key = self._owned.first_unsynced(self.state, asked)
         if key is not None:
             raise RuntimeError(
                 f"state {key!r} is sharded by the owners of matrices, or is a sum to which ranks add: call "

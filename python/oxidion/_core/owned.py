@@ -7,7 +7,7 @@ state is laid out as its parameter; `synchronize_for_checkpoint()` gathers it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -57,9 +57,10 @@ class OwnerSharded:
                 (own, param, k, spec) for k, spec in specs.items() if self.is_sharded(param, k, own.get(k))
             )
 
-    def first_unsynced(self, state: State) -> str | None:
-        """The key of a state that is in blocks now."""
-        return next((key for _, _, key, _ in self._held(state)), None)
+    def first_unsynced(self, state: State, asked: Container[Tensor] | None = None) -> str | None:
+        """The key of a state that is in blocks now; with ``asked`` of those of these, or of a sum."""
+        rows = self._held(state)
+        return next((k for _, p, k, s in rows if asked is None or p in asked or s["owned"][2]), None)
 
     def clone_for(self, twins: Mapping[Tensor, Tensor]) -> OwnerSharded:
         """The same for copies of the parameters."""

@@ -75,8 +75,8 @@ class SOAP(WeightNormOptimizer):
     ``eigen_left`` (l, ``(..., m)``) and ``eigen_right`` (r, ``(..., n)``); with "hyperball" ``radius``, a
     number for each matrix. Where a side with a basis is cut, one process has all states of a matrix; where
     the other side is, factors are sums to which ranks add. Call ``synchronize_for_checkpoint()`` on all ranks
-    before ``state_dict()``. Parameters and state are written in
-    place. A gradient that is not finite changes no factor; it makes its parameter non-finite.
+    before ``state_dict()``. Parameters and state are written in place. A gradient that is not finite changes
+    no factor; it makes its parameter non-finite.
 
     Args:
         lr: step size; a one-element tensor is allowed.
