@@ -85,7 +85,9 @@ def test_states_of_a_torch_optimizer_are_refused_where_another_one_would_start_a
 def test_message_names_what_is_there_and_what_is_not() -> None:
     saved = stepped(torch.optim.AdamW, {}).state_dict()
     found = "'step', 'exp_avg', 'exp_avg_sq'"
-    with pytest.raises(ValueError, match=f"'muon' goes on from a state 'momentum', .* dict has {found}, the"):
+    with pytest.raises(
+        ValueError, match=f"'muon' goes on from a state 'momentum', .* dict has {found}, those"
+    ):
         stepped(oxidion.Muon, {}).load_state_dict(saved)
 
 
