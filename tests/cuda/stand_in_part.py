@@ -51,6 +51,9 @@ def accident(kind: str) -> None:
         for _ in range(400):
             os.write(2, b"x" * 65536)
         return
+    if kind == "waits":
+        time.sleep(1)
+        return
     time.sleep(100)
 
 
