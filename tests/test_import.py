@@ -199,13 +199,14 @@ def test_microsoft_dion_state_dict_is_taken_as_it_is() -> None:
     assert torch.equal(made["state"][0]["momentum"], saved["state"][0]["momentum"])
     assert made["state"][0]["momentum"] is not saved["state"][0]["momentum"]
     assert made["param_groups"] == saved["param_groups"]
+    assert made["param_groups"][0]["params"] is not saved["param_groups"][0]["params"]
 
 
 Spoil = Callable[[dict[str, Any]], Any]
 WRONG: dict[str, tuple[str, Spoil, str]] = {
     "source": ("adafactor", lambda sd: sd, "'hf-adafactor', 'came-pytorch'.*got 'adafactor'"),
-    "no groups": ("came-pytorch", lambda sd: sd["state"], "'state' and 'param_groups'"),
-    "no dict": ("came-pytorch", lambda sd: [sd], "'param_groups', got list"),
+    "no groups": ("came-pytorch", lambda sd: sd["state"], r"came-pytorch .* a dict with 'state', got \[0, 1"),
+    "no dict": ("came-pytorch", lambda sd: [sd], r"a came-pytorch state dict must be a dict, got \["),
     "group key": (
         "came-pytorch",
         lambda sd: {**sd, "param_groups": [{"params": [0], "lr": 0.1}]},
@@ -217,6 +218,66 @@ WRONG: dict[str, tuple[str, Spoil, str]] = {
         "parameter 0 of group 0.*expected.*'exp_avg_res_col'.*got",
     ),
     "step": ("came-pytorch", lambda sd: sd["state"][2].pop("step"), "parameter 2 of group 0.*'step'"),
+    "key of a group": (
+        "came-pytorch",
+        lambda sd: {**sd, "param_groups": [{"params": [(0, [])]}]},
+        "'params' of group 0 of a came-pytorch state dict must be a list of keys of states",
+    ),
+    "group": (
+        "came-pytorch",
+        lambda sd: {**sd, "param_groups": [None]},
+        "group 0 of a came-pytorch state dict must be a dict, got None",
+    ),
+    "names": (
+        "came-pytorch",
+        lambda sd: {**sd, "param_groups": [{**sd["param_groups"][0], "param_names": ["a"]}]},
+        r"param_names must be 4 strings, got \['a'\] \(group 0",
+    ),
+    "value": (
+        "came-pytorch",
+        lambda sd: {**sd, "param_groups": [{**sd["param_groups"][0], "betas": (0.9, "x", 0.9)}]},
+        r"betas must be three numbers .*, got \(0.9, 'x', 0.9\) \(group 0 of a came-pytorch",
+    ),
+    "state": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {**sd["state"], 1: [1.0]}},
+        r"the state of parameter 1 of group 0 of a came-pytorch .* must be a dict, got \[1.0\]",
+    ),
+    "keys as JSON has them": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {str(key): state for key, state in sd["state"].items()}},
+        r"has states under \['0', .*, and its groups list \[0, .* keys the type that they were saved with",
+    ),
+    "step that is no number": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "step": float("nan")}}},
+        r"step must be a finite number >= 0, got nan \(the state of parameter 0 of group 0",
+    ),
+    "text for a tensor": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "exp_avg": "x"}}},
+        r"exp_avg must be a dense tensor of float16, .*, got 'x' \(the state of parameter 0",
+    ),
+    "sparse": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "exp_avg": torch.eye(3).to_sparse()}}},
+        r"exp_avg must be a dense tensor .*, got a tensor of shape \(3, 3\), torch.float32, torch.sparse_coo",
+    ),
+    "on meta": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "exp_avg": torch.ones(2, device="meta")}}},
+        "exp_avg must be a dense tensor .* on meta",
+    ),
+    "complex": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "exp_avg": torch.ones(2) * 1j}}},
+        "exp_avg must be a dense tensor .*, torch.complex64",
+    ),
+    "without memory": (
+        "came-pytorch",
+        lambda sd: {**sd, "state": {0: {**sd["state"][0], "exp_avg": torch.ones(1).expand(2**20, 2**20)}}},
+        r"exp_avg must be a dense tensor .* of shape \(1048576, 1048576\)",
+    ),
     "other package": ("hf-adafactor", lambda sd: sd, "hf-adafactor state dict must have .*'decay_rate'"),
 }
 

@@ -91,6 +91,24 @@ def test_galore_states_that_have_no_counterpart_raise() -> None:
         import_state_dict(saved, "galore-torch")
 
 
+@pytest.mark.parametrize(
+    ("basis", "kind"),
+    [
+        (None, "std"),
+        (3, "std"),
+        (torch.ones(3), "std"),
+        (torch.ones(3, 5), "full"),
+        ([torch.ones(8, 3)], "full"),
+        (torch.ones(3, 5), None),
+    ],
+)
+def test_galore_projectors_of_another_form_are_refused(basis: Any, kind: Any) -> None:
+    saved = galore({(8, 5): basis_of(5, 3).mT})
+    saved["state"][0]["projector"] = Projector(basis, kind)
+    with pytest.raises(ValueError, match=r"projector must be .* ortho_matrix.*\(the state of parameter 0"):
+        import_state_dict(saved, "galore-torch")
+
+
 def project_back(update: Tensor, index: int, columns: Tensor, rows: Tensor) -> Tensor:
     if index == 2:
         return update

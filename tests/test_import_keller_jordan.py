@@ -121,7 +121,7 @@ def test_groups_without_a_flag_are_those_of_the_plain_class(theirs: Theirs) -> N
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda sd: sd["param_groups"][0].pop("momentum"), r"a group of a .* must have \['momentum'\]"),
+        (lambda sd: sd["param_groups"][0].pop("momentum"), r"group 0 of a .* must have \['momentum'\]"),
         (lambda sd: sd["param_groups"][1].pop("betas"), r"must have \['betas'\]"),
         (lambda sd: sd["param_groups"][0].update(momentum=1.0), "momentum of 1 never"),
         (lambda sd: sd["state"][2].pop("exp_avg_sq"), "parameter 0 of group 1 .*'exp_avg_sq'"),

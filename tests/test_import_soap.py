@@ -92,6 +92,26 @@ def test_bases_of_three_dimensions_are_refused() -> None:
         import_state_dict({"state": {0: state}, "param_groups": [{**GROUP, "params": [0]}]}, "soap")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("GG", 3, r"GG must be a list of floating-point matrices, .*, got 3 \(the state of parameter 0"),
+        ("Q", [torch.eye(3), None], "Q must be a list"),
+        ("Q", [torch.eye(3)], "'GG' and 'Q', lists of one entry for each dimension"),
+        ("Q", [torch.eye(2), torch.eye(2)], r"basis of side L must have shape \(3, 3\).*got \(2, 2\)"),
+        ("GG", [torch.eye(3), []], r"factor of side R must have shape \(2, 2\).*got \(\)"),
+    ],
+)
+def test_bases_that_do_not_fit_are_refused_by_name(key: str, value: Any, message: str) -> None:
+    sides = [torch.eye(3), torch.eye(2)]
+    state = {"step": 1, "exp_avg": torch.ones(3, 2), "exp_avg_sq": torch.ones(3, 2), "GG": sides, "Q": sides}
+    saved = {"state": {0: state}, "param_groups": [{**GROUP, "params": [0]}]}
+    assert import_state_dict(saved, "soap")["state"][0]["step"] == 2
+    state[key] = value
+    with pytest.raises(ValueError, match=message):
+        import_state_dict(saved, "soap")
+
+
 class Peer:
     """SOAP by its formulas in the form of pytorch_optimizer: steps are counted by group, M is not turned."""
 

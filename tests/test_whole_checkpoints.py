@@ -192,6 +192,140 @@ def test_folder_that_cannot_be_made_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 
 
+def archived(root: Path, step: int, archive: Path) -> Path:
+    """Moves a checkpoint to an archive and leaves a link; returns where it is then."""
+    archive.mkdir(exist_ok=True)
+    folder = root / f"step-{step:08d}"
+    moved = folder.rename(archive / folder.name)
+    folder.symlink_to(moved)
+    return moved
+
+
+def test_old_folder_that_is_a_link_goes_and_its_target_stays(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step in (10, 20):
+        save(root, step)
+    moved = archived(root, 10, tmp_path / "archive")
+    assert latest_folder(root) == root / "step-00000020"
+    for step, kept in ((30, [20, 30]), (40, [30, 40])):
+        save(root, step)
+        assert steps(root) == kept
+        assert {path.name for path in root.iterdir()} == {f"step-{each:08d}" for each in kept}
+    assert {path.name for path in moved.iterdir()} == set(PARTS)
+
+
+def test_newest_folder_that_is_a_link_counts_and_stays(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step in (10, 20):
+        save(root, step)
+    moved = archived(root, 20, tmp_path / "archive")
+    assert latest_folder(root) == root / "step-00000020"
+    with pytest.raises(FileExistsError, match="step-00000020 is there already"), whole_folder(root, 20):
+        pytest.fail("the block is not entered")
+    save(root, 15)
+    assert steps(root) == [15, 20]
+    assert {path.name: path.read_text() for path in moved.iterdir()} == dict.fromkeys(PARTS, "20")
+
+
+@pytest.mark.parametrize("kind", ["lost link", "link to a file", "file"])
+def test_what_is_no_folder_stays_and_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    root, other = tmp_path / "run", tmp_path / "other"
+    root.mkdir()
+    place, words = root / "step-00000010", f"is a link to {other}, where no folder is: remove it"
+    if kind == "link to a file":
+        other.write_text("mine")
+    if kind == "file":
+        place.write_text("mine")
+        words = "is no folder: remove it"
+    else:
+        place.symlink_to(other)
+    with pytest.raises(FileExistsError, match=words), whole_folder(root, 10):
+        pytest.fail("the block is not entered")
+    for step in (5, 20, 30, 40):
+        save(root, step)
+    assert {path.name for path in root.iterdir()} == {place.name, "step-00000030", "step-00000040"}
+    assert kind == "lost link" or place.read_text() == "mine"
+    assert place.is_symlink() == (kind != "file")
+
+
+@pytest.mark.parametrize("target", ["folder", "file", "none"])
+def test_link_that_a_killed_run_has_left_goes_alone(tmp_path: Path, target: str) -> None:
+    root, other = tmp_path / "run", tmp_path / "other"
+    root.mkdir()
+    if target == "folder":
+        other.mkdir()
+        (other / "mine").write_text("mine")
+    elif target == "file":
+        other.write_text("mine")
+    for step in (10, 20):
+        (root / f".step-{step:08d}.part").symlink_to(other)
+    save(root, 10)
+    assert {path.name for path in root.iterdir()} == {"step-00000010"}
+    assert steps(root) == [10]
+    assert target != "folder" or [path.name for path in other.iterdir()] == ["mine"]
+    assert target != "file" or other.read_text() == "mine"
+
+
+def test_file_is_not_written_through_links(tmp_path: Path) -> None:
+    mine, path = tmp_path / "mine", tmp_path / "run.pt"
+    mine.write_text("mine")
+    for link in (path, tmp_path / "run.pt.part"):
+        link.symlink_to(mine)
+    with whole_file(path) as file:
+        file.write_text("new")
+    assert (mine.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+    assert {each.name for each in tmp_path.iterdir()} == {"mine", "run.pt"}
+
+
+class OneRank:
+    """A process group of one rank."""
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("failing", ["rename", "rmtree"])
+def test_old_folder_that_cannot_be_removed_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    said: list[str | None] = []
+
+    def tell(words: str | None, _group: Any) -> list[str | None]:
+        said.append(words)
+        return [words]
+
+    rename, left = Path.rename, {"rename": "step-00000010", "rmtree": ".step-00000010.part"}[failing]
+
+    def refuse(path: Path, *_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def rename_or_refuse(path: Path, target: Path) -> Any:
+        return refuse(path) if path.name == "step-00000010" else rename(path, target)
+
+    for step in (10, 20):
+        save(tmp_path, step)
+    monkeypatch.setattr("oxidion.checkpoint.tell", tell)
+    if failing == "rename":
+        monkeypatch.setattr(Path, "rename", rename_or_refuse)
+    else:
+        monkeypatch.setattr("shutil.rmtree", refuse)
+    with whole_folder(tmp_path, 30, process_group=OneRank()) as folder:
+        (folder / PARTS[0]).write_text("30")
+    assert said
+    assert set(said) == {None}, "the other ranks are told of a failure"
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{tmp_path / left} is no longer needed and cannot be removed" in record.getMessage()
+    assert "Permission denied" in record.getMessage()
+    assert latest_folder(tmp_path) == tmp_path / "step-00000030"
+    save(tmp_path, 40)
+    assert latest_folder(tmp_path) == tmp_path / "step-00000040"
+    assert left in {path.name for path in tmp_path.iterdir()}
+    monkeypatch.undo()
+    save(tmp_path, 50)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000040", "step-00000050"}
+
+
 def test_folder_without_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing was written"), whole_folder(tmp_path, 5):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oxidion._core import foreign, validate
+from oxidion._core.schema import COMMON
+from oxidion._core.validate import Field, names_of
 from oxidion._dist.collectives import everyone, own_group, start_saving, tell
 
 if TYPE_CHECKING:
@@ -28,15 +32,19 @@ class Source(NamedTuple):
 
     Attributes:
         algorithm: what its optimizer is called here; None where groups say it.
-        needs: keys that each of its groups has.
+        needs: keys that each of its groups has, and what they are.
         group: makes one of its groups one of ours.
         state: makes the state of a parameter ours, given our group.
+        may_have: keys that some of its groups have, if ``group`` or ``state`` reads them.
+        entries: keys of a parameter's state that are read.
     """
 
     algorithm: str | None
-    needs: tuple[str, ...]
+    needs: Mapping[str, Field]
     group: Callable[[Group], Group]
     state: Callable[[State, Group], State]
+    may_have: Mapping[str, Field]
+    entries: Mapping[str, Field]
 
 
 def import_state_dict(
@@ -62,25 +70,25 @@ def import_state_dict(
         What ``load_state_dict`` of the class takes.
 
     Raises:
-        ValueError: for an unknown source, for groups and states without the keys that the source writes, for
-            settings that no class here has, and for states that do not belong to ``optimizer``.
+        ValueError: for an unknown source, for groups and states without the keys and the values that the
+            source writes, for settings that no class here has, and for states that do not belong to
+            ``optimizer``.
     """
-    if source not in SOURCES:
+    if not isinstance(source, str) or source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}")
     form = SOURCES[source]
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        got = list(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
-        raise ValueError(f"a {source} state dict has 'state' and 'param_groups', got {got}")
+    foreign.check(state_dict, source, form.needs, form.may_have, form.entries)
     states: dict[Any, State] = {}
     groups = []
     for number, theirs in enumerate(state_dict["param_groups"]):
-        _require(theirs, ("params", *form.needs), f"group {number}", source)
-        group = form.group(dict(theirs))
+        try:
+            group = form.group({**theirs, "params": list(theirs["params"])})
+        except ValueError as error:
+            raise ValueError(f"group {number} of a {source} state dict: {error}") from None
         group["algorithm"] = form.algorithm or group["algorithm"]
-        for place, key in enumerate(theirs["params"]):
+        for key, name in zip(theirs["params"], names_of(theirs, number), strict=True):
             if not state_dict["state"].get(key):
                 continue  # no gradient yet
-            name = theirs.get("param_names", {place: f"parameter {place} of group {number}"})[place]
             try:
                 states[key] = _own(form.state(dict(state_dict["state"][key]), group))
             except ValueError as error:
@@ -90,12 +98,6 @@ def import_state_dict(
         groups.append(group)
     result = {"state": states, "param_groups": groups}
     return result if optimizer is None else _fitted(result, source, optimizer)
-
-
-def _require(held: Mapping[str, Any], keys: tuple[str, ...], what: str, source: str) -> None:
-    missing = [key for key in keys if key not in held]
-    if missing:
-        raise ValueError(f"{what} of a {source} state dict must have {missing}, it has {sorted(held)}")
 
 
 def _own(state: State) -> State:
@@ -125,10 +127,11 @@ def _fitted(result: dict[str, Any], source: str, optimizer: OxOptimizer) -> dict
         for key, param in zip(group["params"], target["params"], strict=True):
             for name, value in result["state"].get(key, {}).items():
                 wanted = _shape(name, tuple(param.shape), group)
-                if wanted is not None and tuple(value.shape) != wanted:
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                if wanted is not None and found != wanted:
                     raise ValueError(
                         f"{name} of a parameter of shape {tuple(param.shape)} must have shape {wanted}, the "
-                        f"{source} state dict has {tuple(value.shape)}"
+                        f"{source} state dict has {found}"
                     )
     merged = [
         {**{key: value for key, value in target.items() if key != "params"}, **group}
@@ -137,8 +140,10 @@ def _fitted(result: dict[str, Any], source: str, optimizer: OxOptimizer) -> dict
     return {**result, "param_groups": merged}
 
 
-def _shape(name: str, param: tuple[int, ...], group: Group) -> tuple[int, ...] | None:
+def _shape(name: object, param: tuple[int, ...], group: Group) -> tuple[int, ...] | None:
     """The shape of a state where the parameter's tells it."""
+    if not isinstance(name, str):
+        return None
     if name.endswith(("_row", "_col", "_mean")):
         return {"row": param[:-1], "col": (*param[:-2], *param[-1:]), "mean": param[:-2]}[name.split("_")[-1]]
     projected = group.get("rank") is not None
@@ -153,7 +158,7 @@ def _pick(state: State, *keys: str) -> State:
     """The counter and the tensors of these names."""
     tensors = [key for key in keys if key == "step" or isinstance(state.get(key), Tensor)]
     if tensors != list(keys) or not set(keys) <= set(state):
-        raise ValueError(f"expected {list(keys)}, got {sorted(state)}")
+        raise ValueError(f"expected {list(keys)}, got {foreign.listed(state)}")
     return {key: state[key] for key in keys}
 
 
@@ -186,9 +191,9 @@ def _came_state(state: State, _group: Group) -> State:
 
 def _galore_group(group: Group) -> Group:
     if not group.pop("correct_bias"):
-        raise ValueError("correct_bias=False of a galore-torch state dict has no counterpart")
+        raise ValueError("correct_bias=False has no counterpart here")
     if "rank" in group:
-        _require(group, ("update_proj_gap", "scale", "proj_type"), "a group with 'rank'", "galore-torch")
+        foreign.require(group, ("update_proj_gap", "scale", "proj_type"), "a group with 'rank'")
     group.setdefault("rank", None)
     return {**group, "decay_order": "galore", "state_bits": 32}
 
@@ -197,11 +202,11 @@ def _galore_state(state: State, group: Group) -> State:
     made = _pick(state, *_MOMENTS)
     if group["rank"] is None:
         return made
-    basis = getattr(state.get("projector"), "ortho_matrix", None)
-    kind = getattr(state.get("projector"), "proj_type", None)
-    if basis is None or kind is None:
-        raise ValueError(f"expected 'projector' with ortho_matrix and proj_type, got {sorted(state)}")
-    if kind == "full":
+    projector = state.get("projector")
+    if projector is None:
+        raise ValueError(f"expected 'projector' with ortho_matrix and proj_type, got {foreign.listed(state)}")
+    basis = projector.ortho_matrix
+    if projector.proj_type == "full":
         left, right = basis
         return {**made, "proj": left.contiguous(), "proj_right": right.mT.contiguous()}
     # The basis of rows is (m, r), that of columns (r, n).
@@ -235,13 +240,13 @@ def _torch_muon_state(state: State, group: Group) -> State:
 def _share_taken_in(mu: float) -> float:
     """Share of a gradient that an average takes in."""
     if mu == 1.0:
-        raise ValueError("a momentum of 1 never takes a gradient in")
+        raise ValueError("a momentum of 1 never takes a gradient in: it must be below 1")
     return 1.0 - mu
 
 
 def _keller_jordan_group(group: Group) -> Group:
     muon = group.pop("use_muon", True)
-    _require(group, ("momentum",) if muon else ("betas", "eps"), "a group", "keller-jordan-muon")
+    foreign.require(group, ("momentum",) if muon else ("betas", "eps"), f"a group with use_muon={muon}")
     if not muon:
         return {"epsilon": group.pop("eps"), "algorithm": "adamw", **group}
     mu = group.pop("momentum")
@@ -265,10 +270,10 @@ def _soap_group(group: Group) -> Group:
         return _emerging_soap_group(group)
     theirs = "max_precondition_dim" in group
     limit = "max_precondition_dim" if theirs else "max_precond_dim"
-    _require(group, ("shampoo_beta", "precondition_frequency", limit), "a group", "soap")
+    foreign.require(group, ("shampoo_beta", "precondition_frequency", limit), f"a group with {limit!r}")
     for key in ("merge_dims", "precondition_1d"):
         if group.pop(key, False):
-            raise ValueError(f"{key}=True of a soap state dict cannot be taken over")
+            raise ValueError(f"{key}=True cannot be taken over")
     if "normalize_gradient" in group:
         group["normalize_grads"] = group.pop("normalize_gradient")
     return {
@@ -301,19 +306,21 @@ def _emerging_soap_group(group: Group) -> Group:
 
 def _soap_state(state: State, group: Group) -> State:
     """Factors and bases under names of their own, and the first moment in the frame of the parameter."""
-    if "GG" not in state and "Q_L" in state:
+    if "GG" not in state and {"L", "R", "Q_L", "Q_R"} & state.keys():
         return _emerging_soap_state(state)
     # pytorch_optimizer counts gradients by group. The authors do by parameter and without the first one, and
     # have the first moment in the bases.
     is_turned = "step" in state
     step = float(state["step"]) + 1.0 if is_turned else group.get("step")
     if step is None:
-        raise ValueError(f"expected 'step' in the state or in its group, got {sorted(state)}")
+        raise ValueError(f"expected 'step' in the state or in its group, got {foreign.listed(state)}")
     made = _pick({**state, "step": step}, *_MOMENTS)
     sides = made["exp_avg"].ndim
     factors, bases = state.get("GG"), state.get("Q")
     if factors is None or bases is None or len(factors) != sides or len(bases) != sides:
-        raise ValueError(f"expected 'GG' and 'Q', lists of one entry for each dimension, got {sorted(state)}")
+        raise ValueError(
+            f"expected 'GG' and 'Q', lists of one entry for each dimension, got {foreign.listed(state)}"
+        )
     if sides < 2:
         return made
     if sides > 2:
@@ -329,6 +336,14 @@ def _with_bases(made: State, found: dict[str, tuple[Tensor, Tensor]], *, is_turn
     """The state with the factors and bases of its sides; ``is_turned``: the first moment is in the bases."""
     moment = made["exp_avg"]
     for name, (factor, own) in found.items():
+        length = moment.shape[0 if name == "L" else 1]
+        for what, matrix in (("factor", factor), ("basis", own)):
+            shape = tuple(matrix.shape) if isinstance(matrix, Tensor) else ()
+            if shape != (length, length):
+                raise ValueError(
+                    f"the {what} of side {name} must have shape {(length, length)}, as exp_avg has "
+                    f"{tuple(moment.shape)}, got {shape}"
+                )
         basis = own.to(torch.promote_types(own.dtype, torch.float32))
         if is_turned:
             turn = basis.to(moment.dtype)
@@ -341,6 +356,8 @@ def _with_bases(made: State, found: dict[str, tuple[Tensor, Tensor]], *, is_turn
 def _emerging_soap_state(state: State) -> State:
     """Flat names; what was made before the first gradient is left out."""
     made = _pick(state, *_MOMENTS, "L", "R", "Q_L", "Q_R")
+    if made["exp_avg"].ndim != 2:
+        raise ValueError(f"exp_avg must be a matrix, got shape {tuple(made['exp_avg'].shape)}")
     moments = {key: made[key] for key in _MOMENTS}
     if float(made["step"]) == 0:
         return moments
@@ -348,31 +365,111 @@ def _emerging_soap_state(state: State) -> State:
     return _with_bases({**moments, "step": float(made["step"]) + 1.0}, found, is_turned=True)
 
 
+def _dion_state(state: State, _group: Group) -> State:
+    for key, value in state.items():
+        if isinstance(value, Tensor) and not foreign.is_dense(value):
+            raise ValueError(f"{key!r} must be a dense tensor with its values, got {foreign.shown(value)}")
+    return state
+
+
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_HF_KEYS = ("lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter")
-_TORCH_MUON_KEYS = (
-    "lr",
-    "weight_decay",
-    "momentum",
-    "nesterov",
-    "ns_coefficients",
-    "eps",
-    "ns_steps",
-    "adjust_lr_fn",
-)
-_ADAM_KEYS = ("lr", "betas", "eps", "weight_decay")
+_NUMBER, _COUNTER, _FLAG = validate.number(0.0), validate.count(1), validate.flag(False)
+_ADAM_KEYS = {"lr": _NUMBER, "betas": validate.betas((0.9, 0.999)), "eps": _NUMBER, "weight_decay": _NUMBER}
+_GROUP_STEP = {"step": foreign.COUNT}
+_ADAM = {"step": foreign.COUNT, "exp_avg": foreign.FLOATS, "exp_avg_sq": foreign.FLOATS}
+_FACTORS = {
+    f"{name}_{part}": foreign.FLOATS for name in ("exp_avg_sq", "exp_avg_res") for part in ("row", "col")
+}
+_HF_KEYS = {
+    "lr": validate.optional(_NUMBER),
+    "eps": validate.numbers((1e-30, 1e-3)),
+    "clip_threshold": _NUMBER,
+    "decay_rate": validate.exponent(-0.8),
+    "beta1": validate.beta(None),
+    "weight_decay": _NUMBER,
+    "scale_parameter": _FLAG,
+    "relative_step": _FLAG,
+    "warmup_init": _FLAG,
+}
+_CAME_KEYS = {
+    **_ADAM_KEYS,
+    "betas": validate.betas((0.9, 0.999, 0.9999)),
+    "eps": validate.numbers((1e-30, 1e-16)),
+    "clip_threshold": _NUMBER,
+}
+_LOW_RANK_KEYS = {
+    "rank": _COUNTER,
+    "update_proj_gap": _COUNTER,
+    "scale": _NUMBER,
+    "proj_type": validate.word("std", "std", "reverse_std", "left", "right", "full"),
+}
+_TORCH_MUON_KEYS = {
+    "lr": _NUMBER,
+    "weight_decay": _NUMBER,
+    "momentum": validate.number(0.95, high=1.0),
+    "nesterov": _FLAG,
+    "ns_coefficients": foreign.coefficients(),
+    "eps": _NUMBER,
+    "ns_steps": _COUNTER,
+    "adjust_lr_fn": validate.word(None, None, "original", "match_rms_adamw"),
+}
+_SOAP_KEYS = {
+    "shampoo_beta": foreign.decay_rate(),
+    **dict.fromkeys(("precondition_frequency", "max_precond_dim", "max_precondition_dim"), _COUNTER),
+    **dict.fromkeys(("merge_dims", "precondition_1d", "correct_bias"), _FLAG),
+    **dict.fromkeys(("normalize_grads", "normalize_gradient"), _FLAG),
+}
+_SOAP = {
+    **_ADAM,
+    **dict.fromkeys(("GG", "Q"), foreign.SIDES),
+    **dict.fromkeys(("L", "R", "Q_L", "Q_R"), foreign.FLOATS),
+}
+_DION_KEYS = {"algorithm": COMMON["algorithm"], "lr": _NUMBER}
 
 SOURCES: dict[str, Source] = {
     "hf-adafactor": Source(
-        "adafactor", (*_HF_KEYS, "relative_step", "warmup_init"), _adafactor_group, _adafactor_state
+        "adafactor", _HF_KEYS, _adafactor_group, _adafactor_state, _GROUP_STEP, {**_ADAM, **_FACTORS}
     ),
-    "came-pytorch": Source("came", (*_ADAM_KEYS, "clip_threshold"), dict, _came_state),
-    "galore-torch": Source("galore_adamw", (*_ADAM_KEYS, "correct_bias"), _galore_group, _galore_state),
-    "colossalai-lamb": Source("lamb", _ADAM_KEYS, _lamb_group, lambda state, _: _pick(state, *_MOMENTS)),
-    "soap": Source("soap", _ADAM_KEYS, _soap_group, _soap_state),
-    "torch-muon": Source("muon", _TORCH_MUON_KEYS, _torch_muon_group, _torch_muon_state),
-    "keller-jordan-muon": Source(None, ("lr", "weight_decay"), _keller_jordan_group, _keller_jordan_state),
-    "microsoft-dion": Source(None, ("algorithm", "lr"), dict, lambda state, _: state),
+    "came-pytorch": Source("came", _CAME_KEYS, dict, _came_state, _GROUP_STEP, {**_ADAM, **_FACTORS}),
+    "galore-torch": Source(
+        "galore_adamw",
+        {**_ADAM_KEYS, "correct_bias": _FLAG},
+        _galore_group,
+        _galore_state,
+        {**_GROUP_STEP, **_LOW_RANK_KEYS},
+        {**_ADAM, "projector": foreign.PROJECTOR},
+    ),
+    "colossalai-lamb": Source(
+        "lamb",
+        _ADAM_KEYS,
+        _lamb_group,
+        lambda state, _: _pick(state, *_MOMENTS),
+        {**_GROUP_STEP, "bias_correction": _FLAG},
+        _ADAM,
+    ),
+    "soap": Source("soap", _ADAM_KEYS, _soap_group, _soap_state, {**_GROUP_STEP, **_SOAP_KEYS}, _SOAP),
+    "torch-muon": Source(
+        "muon",
+        _TORCH_MUON_KEYS,
+        _torch_muon_group,
+        _torch_muon_state,
+        _GROUP_STEP,
+        {"momentum_buffer": foreign.FLOATS},
+    ),
+    "keller-jordan-muon": Source(
+        None,
+        {"lr": _NUMBER, "weight_decay": _NUMBER},
+        _keller_jordan_group,
+        _keller_jordan_state,
+        {
+            **_ADAM_KEYS,
+            "momentum": _TORCH_MUON_KEYS["momentum"],
+            "use_muon": _FLAG,
+            **_GROUP_STEP,
+        },
+        {**_ADAM, "momentum_buffer": foreign.FLOATS},
+    ),
+    "microsoft-dion": Source(None, _DION_KEYS, dict, _dion_state, _GROUP_STEP, {"step": foreign.COUNT}),
 }
 """The formats, by the name that `import_state_dict` takes."""
 
@@ -382,6 +479,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file that takes its place when the block ends: whoever is killed meanwhile leaves the one before.
 
     The file is on the disk before it replaces the older one. A block that raises leaves the older one too.
+    A symbolic link of this name is replaced, and what it points to is not touched.
 
         with oxidion.checkpoint.whole_file("run.pt") as file:
             torch.save(state, file)
@@ -395,6 +493,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
+    if part.is_symlink():
+        part.unlink()  # the block would write to where it points
     try:
         yield part
         _sync(part)
@@ -419,6 +519,9 @@ def whole_folder(
         with oxidion.checkpoint.whole_folder("run", step) as folder:
             dcp.save(state, checkpoint_id=folder)
 
+    An older checkpoint may be moved to an archive and replaced by a symbolic link. It still counts, and only
+    the link is removed. If an older one cannot be removed, the log has a warning, and the new one is whole.
+
     Of ``dcp.async_save`` wait for the result within the block, or take ``async_save``. One checkpoint of a
     root is written at a time.
 
@@ -432,7 +535,7 @@ def whole_folder(
         The folder to write to.
 
     Raises:
-        FileExistsError: if there is a whole checkpoint of this step.
+        FileExistsError: if there is a whole checkpoint of this step, or anything else of its name.
         ValueError: for a negative ``step``, for ``keep`` below 1, and for a block that wrote nothing.
         RuntimeError: if another rank failed.
     """
@@ -485,7 +588,7 @@ def async_save(
         A future of the folder, whose name it has then; ``result()`` raises where a rank could not write.
 
     Raises:
-        FileExistsError: if there is a whole checkpoint of this step.
+        FileExistsError: as ``whole_folder``.
         ValueError: as ``whole_folder``.
     """
     global _saving
@@ -535,7 +638,8 @@ def latest_folder(root: str | os.PathLike[str], *, process_group: Any = None) ->
 
 def _whole(root: Path) -> list[tuple[int, str]]:
     """Steps and names of the whole checkpoints below a root."""
-    names = [path.name for path in root.glob("step-*") if path.is_dir()]
+    # os.path.isdir is False for a link to a file system that is away, where Path.is_dir raises.
+    names = [path.name for path in root.glob("step-*") if os.path.isdir(path)]
     matches = [re.fullmatch(r"step-(\d{8,})", name) for name in names]
     return sorted((int(match[1]), match[0]) for match in matches if match)
 
@@ -546,15 +650,52 @@ def _unfinished(final: Path) -> Path:
 
 
 def _begin(final: Path) -> None:
-    if final.exists():
+    _refuse_existing(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _sync(final.parent.parent)
+    part = _unfinished(final)
+    if os.path.lexists(part):
+        _remove(part)
+    for left in final.parent.glob(".step-*.part"):  # by a run that was killed
+        _try_to_remove(left)
+    part.mkdir()
+
+
+def _refuse_existing(final: Path) -> None:
+    if os.path.isdir(final):
         raise FileExistsError(
             f"{final} is there already: go on from latest_folder({str(final.parent)!r}), or save elsewhere"
         )
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _sync(final.parent.parent)
-    for left in final.parent.glob(".step-*.part"):  # by a run that was killed
-        shutil.rmtree(left)
-    _unfinished(final).mkdir()
+    if os.path.lexists(final):
+        found = f"a link to {os.readlink(final)}, where no folder is" if final.is_symlink() else "no folder"
+        raise FileExistsError(
+            f"{final} must be free for the checkpoint of this step, and is {found}: remove it, or save "
+            "elsewhere"
+        )
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder with all that is in it; of a link or a file itself alone."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+def _try_to_remove(path: Path) -> None:
+    """Removes what no checkpoint needs; a warning says where that fails."""
+    try:
+        if not path.is_symlink() and not path.name.endswith(".part"):
+            # A checkpoint that is removed in part must not look whole.
+            path = path.rename(_unfinished(path))
+        _remove(path)
+    except OSError as error:
+        logging.getLogger("oxidion").warning(
+            "%s is no longer needed and cannot be removed (%s): remove it by hand. Other checkpoints are not "
+            "affected",
+            path,
+            error,
+        )
 
 
 def _finish(final: Path, keep: int) -> None:
@@ -569,8 +710,7 @@ def _finish(final: Path, keep: int) -> None:
     _sync(final.parent)
     older = [final.with_name(name) for _, name in _whole(final.parent) if name != final.name]
     for old in older[: max(0, len(older) + 1 - keep)]:
-        # A checkpoint that is removed in part must not look whole.
-        shutil.rmtree(old.rename(_unfinished(old)))
+        _try_to_remove(old)
 
 
 def _sync(path: Path) -> None:

@@ -282,6 +282,7 @@ BAD_FORMS: tuple[tuple[str, Any, str], ...] = (
             {"params": 2},
             {"params": "ab"},
             {"params": [[]]},
+            {"params": [(1, [])]},
             {"params": [torch.ones(2)]},
             {"params": [1]},
             {"params": [2, 2]},
@@ -301,6 +302,27 @@ def test_state_dict_of_the_wrong_form_is_refused_by_the_place(key: str, value: A
     refused(optimizer, {**saved, key: value}, f"^{says}")
     left = {name: part for name, part in saved.items() if name != key}
     refused(optimizer, left, f"^the state dict must be a dict with '{key}', got ")
+
+
+def test_group_key_none_leaves_the_defaults_of_others() -> None:
+    optimizer = oxidion.Muon([nn.Parameter(torch.ones(2, 2))])
+    saved = copy.deepcopy(optimizer.state_dict())
+    [group] = saved["param_groups"]
+    group[None] = 1
+    del group["average"], group["maximize"]
+    optimizer.load_state_dict(saved)
+    assert (optimizer.param_groups[0]["average"], optimizer.param_groups[0]["maximize"]) == (None, False)
+
+
+def test_value_that_cannot_be_printed_is_refused_by_its_key() -> None:
+    optimizer = oxidion.Muon([nn.Parameter(torch.ones(2, 2))])
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value, kind in ((deep, "list"), (10**5000, "int")):
+        saved = optimizer.state_dict()
+        saved["param_groups"][0]["mu"] = value
+        refused(optimizer, saved, f"^mu must be .*, got a {kind} that cannot be printed")
 
 
 @pytest.mark.parametrize("value", [None, [], 3, "x", torch.ones(2)], ids=str)

@@ -27,6 +27,7 @@ TARGETS = {
     "hostile": 2,
     "layouts": 2,
     "state_dicts": 4,
+    "imports": 4,
     "plans": 4,
     "command_line": 4,
     "checkpoints": 2,

@@ -11,6 +11,7 @@ SLICE = {
     "hostile": 20,
     "layouts": 15,
     "state_dicts": 40,
+    "imports": 500,
     "plans": 40,
     "command_line": 40,
     "checkpoints": 40,

@@ -34,33 +34,51 @@ READ_BY_TORCH = {"fused": optional(flag(False))}
 """Keys of other optimizers that ``Optimizer.load_state_dict`` looks at: what they must be."""
 
 
-def check_form(state_dict: object) -> None:
-    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys."""
-    way_out = "Load what state_dict() of an optimizer returned"
+def check_form(
+    state_dict: object,
+    whose: str = "the state dict",
+    way_out: str = "Load what state_dict() of an optimizer returned",
+) -> None:
+    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys.
+
+    Args:
+        state_dict: what was given for one.
+        whose: what an error calls it.
+        way_out: what an error advises.
+    """
 
     def refuse(place: str, wanted: str, got: object) -> NoReturn:
         raise ValueError(f"{place} must be {wanted}, got {reprlib.repr(got)}. {way_out}")
 
     if not isinstance(state_dict, Mapping):
-        refuse("the state dict", "a dict", state_dict)
+        refuse(whose, "a dict", state_dict)
     lists = (list, tuple)
     for key, kind, wanted in (("state", Mapping, "a dict"), ("param_groups", lists, "a list of dicts")):
         if key not in state_dict:
-            refuse("the state dict", f"a dict with {key!r}", list(state_dict))
+            refuse(whose, f"a dict with {key!r}", list(state_dict))
         if not isinstance(state_dict[key], kind):
-            refuse(f"{key!r} of the state dict", wanted, state_dict[key])
+            refuse(f"{key!r} of {whose}", wanted, state_dict[key])
     seen: set[Hashable] = set()
     for number, group in enumerate(state_dict["param_groups"]):
-        where = f"group {number} of the state dict"
+        where = f"group {number} of {whose}"
         if not isinstance(group, dict):
             refuse(where, "a dict", group)
         keys = group.get("params")
-        if not isinstance(keys, lists) or any(
-            isinstance(k, Tensor) or not isinstance(k, Hashable) for k in keys
-        ):
+        if not isinstance(keys, lists) or not all(map(_is_key, keys)):
             refuse(f"'params' of {where}", "a list of keys of states", keys)
         if len(seen) + len(keys) != len(seen := seen.union(keys)):
             refuse(f"'params' of {where}", "keys of states that no other parameter has", keys)
+
+
+def _is_key(value: object) -> bool:
+    """True for what can be a key of a dict of states; a tensor is compared by its elements."""
+    if isinstance(value, Tensor):
+        return False
+    try:
+        hash(value)
+    except TypeError:  # a tuple is Hashable, whatever is in it
+        return False
+    return True
 
 
 def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
@@ -146,15 +164,17 @@ def _check_states(
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
     plan = _plan(optimizer, groups, numbers)
+    listed = plan.state_specs()
     bits_of = [group.get("state_bits", 32) for group in groups for _ in group["params"]]
-    found = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, bits_of, strict=True)
+    found = zip(names(groups), held.values(), listed, plan.algorithms, bits_of, strict=True)
     for name, own, specs, algorithm, bits in found:
         for spec in specs:
             check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name, bits)
     if any(len(own) < len(held[param]) for param, own in numbers.items()):
         plan = _plan(optimizer, groups, held)
-    _check_all_there(groups, held, plan)
-    rows = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, hints, strict=True)
+        listed = plan.state_specs()
+    _check_all_there(groups, held, listed)
+    rows = zip(names(groups), held.values(), listed, plan.algorithms, hints, strict=True)
     for name, own, specs, algorithm, hint in rows:
         fresh = not any(map(is_own, own))
         decisive = MOMENTS - optimizer._class_of(algorithm).OPTIONAL_ROLES
@@ -186,9 +206,14 @@ def _entries(name: str, states: object) -> dict[Any, Any]:
     return {**states}
 
 
-def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], plan: Plan) -> None:
-    """Refuses a parameter without states in a group that has some: it would begin anew."""
-    stepped = {param for param, specs in zip(held, plan.state_specs(), strict=True) if specs}
+def _check_all_there(
+    groups: list[dict[str, Any]], held: Mapping[Tensor, Any], listed: Sequence[Sequence[object]]
+) -> None:
+    """Refuses a parameter without states in a group that has some: it would begin anew.
+
+    ``listed`` has the specs of the states of each parameter.
+    """
+    stepped = {param for param, specs in zip(held, listed, strict=True) if specs}
     for number, group in enumerate(groups):
         rows = zip(names_of(group, number), group["params"], strict=True)
         found = {name: any(map(is_own, held[param])) for name, param in rows if param in stepped}

@@ -166,7 +166,7 @@ def complete(
     for key, field in {**COMMON, **schema}.items():
         mirrored = pair and key in ("beta1", "beta2") and "beta1" not in defaults
         other = SPELLINGS.get(key)
-        if (other not in group or other in schema) and not mirrored:
+        if (other is None or other not in group or other in schema) and not mirrored:
             group.setdefault(key, field.default)
     if pair and group.get("betas") is None and group.get("beta1") is not None:
         group["betas"] = (group["beta1"], group["beta2"])

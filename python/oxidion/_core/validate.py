@@ -255,6 +255,14 @@ def names_of(group: Mapping[str, Any], number: int) -> list[str]:
     return [f"parameter {i} of group {number}" for i in range(count)]
 
 
+def shown(value: object) -> str:
+    """A value as errors say it; of lists within too many lists, and of too long integers, the type."""
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} that cannot be printed"
+
+
 def _nearest(value: object, field: Field) -> str:
     """Says which word of the field a wrong one is like."""
     near = difflib.get_close_matches(value, field.words, n=1) if isinstance(value, str) else []
@@ -307,7 +315,7 @@ def check_group(
                 raise ValueError(f"Tensor lr must be 1-element, got shape {tuple(value.shape)} ({where})")
             if not field.check(value):
                 near = _nearest(value, field) or _too_large(value)
-                raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")
+                raise ValueError(f"{key} must be {field.wanted}, got {shown(value)} ({where}){near}")
         elif key not in known:
             like = nearest(key, {*schema, *words}, known)
             advice = f"the nearest known key is {like!r}" if like else f"known keys are {', '.join(schema)}"

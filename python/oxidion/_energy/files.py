@@ -11,10 +11,9 @@ import math
 import pickle
 import re
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,30 +116,116 @@ def whole(value: object, name: str) -> Tensor:
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
+MOST_FIELDS = 64
+"""Dimensions of a size, and attributes of an object, that metadata may have, so that copies are small."""
+
+
 class _Record:
     """Stands for an object of the metadata: its attributes, nothing that runs."""
 
-    def __init__(self, *fields: Any) -> None:
-        self.fields = fields
+    def __init__(self, *_fields: Any) -> None:
+        pass
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
-            self.__dict__.update(state)
+            self.__dict__.update(_few(state))
 
 
-class _Inert(pickle.Unpickler):
-    """Reads metadata: sizes are tuples, whatever else has a class is a record."""
+class _Size(tuple[Any, ...]):
+    """Stands for ``torch.Size``."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Any = ()) -> _Size:
+        return super().__new__(cls, _few(values))
+
+    def __setstate__(self, _state: Any) -> None:
+        """Refuses what would change the class."""
+        raise pickle.UnpicklingError("a size has attributes")
+
+
+class _Table(dict[Any, Any]):
+    """Stands for ``collections.OrderedDict``, whose entries come one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setstate__(self, _state: Any) -> None:
+        """Leaves out attributes: one could hide a method."""
+
+
+def _few(values: Any) -> Any:
+    """The same; refuses more than `MOST_FIELDS` of them."""
+    if len(values) > MOST_FIELDS:
+        raise pickle.UnpicklingError(f"an object has {len(values)} fields, more than {MOST_FIELDS}")
+    return values
+
+
+_PythonUnpickler: Any = pickle._Unpickler
+"""The implementation of `pickle` in Python: in the other one no key can be looked at before it is hashed."""
+
+
+def _refuse(_unpickler: Any) -> None:
+    raise pickle.UnpicklingError("it has a set, a bytearray or an extension, as no metadata does")
+
+
+_UNUSED = (
+    *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8),
+    *(pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4),
+)
+"""Opcodes of what metadata does not have."""
+
+
+class _Inert(_PythonUnpickler):  # type: ignore[misc]
+    """Reads metadata: sizes are tuples, whatever else has a class is a record.
+
+    Keys of dicts are names, numbers and records. The hash of a tuple within tuples takes a time that doubles
+    with each level, and ends the process where there are too many levels.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_PythonUnpickler.dispatch,
+        **{code[0]: _refuse for code in _UNUSED},
+    }
+    """Functions by opcode."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch", "Size"):
-            return tuple
+            return _Size
         if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
+            return _Table
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
         if module.startswith(("torch.distributed.checkpoint.", "torch.serialization", "pathlib")):
             return _Record
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+        raise pickle.UnpicklingError(f"it names {printable(module)}.{printable(name)}")
+
+    def _load_dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append(_filled({}, items))
+
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        _filled(self.stack[-1], [key, value])
+
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        _filled(self.stack[-1], items)
+
+    dispatch[pickle.DICT[0]] = _load_dict
+    dispatch[pickle.SETITEM[0]] = _load_setitem
+    dispatch[pickle.SETITEMS[0]] = _load_setitems
+
+
+def _filled(made: Any, items: Sequence[Any]) -> Any:
+    """A dict with more entries, keys and values by turns."""
+    if not isinstance(made, dict):
+        raise pickle.UnpicklingError(f"a {type(made).__name__} has keys")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, (str, int, _Record)):
+            raise pickle.UnpicklingError(f"a key of a dict is a {type(key).__name__}")
+        made[key] = value
+    return made
 
 
 def _folder(folder: Path) -> dict[str, Entry]:
@@ -152,24 +237,29 @@ def _folder(folder: Path) -> dict[str, Entry]:
     try:
         found = _Inert(io.BytesIO(file.read_bytes())).load()
         stored = {
-            (str(index.fqn), _offset(getattr(index, "offset", None))): info
+            (_name(index.fqn), _offset(getattr(index, "offset", None))): info
             for index, info in found.storage_data.items()
         }
         made = {}
         for name, about in found.state_dict_metadata.items():
             size = getattr(about, "size", None)
             if size is None:
-                made[printable(str(name))] = Entry(None, _reader(folder, str(name), stored, None, ()))
+                entry = Entry(None, _reader(folder, _name(name), stored, None, ()))
             else:
                 chunks = [(_sizes(chunk.offsets), _sizes(chunk.sizes)) for chunk in about.chunks]
-                made[printable(str(name))] = Entry(
-                    _sizes(size), _reader(folder, str(name), stored, _sizes(size), chunks)
-                )
+                entry = Entry(_sizes(size), _reader(folder, _name(name), stored, _sizes(size), chunks))
+            made[printable(name)] = entry
     except OSError:
         raise
     except Exception as error:  # a pickle can make anything of anything
         raise ValueError(f"{file} is no metadata of torch.distributed.checkpoint: {error}") from error
     return made
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"names must be strings, got {type(value).__name__}")  # noqa: TRY004
+    return value
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
