@@ -10,6 +10,7 @@ import pickle
 import random
 import re
 import sys
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -442,6 +443,42 @@ def test_data_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
 
 
+def nested_key(levels: int, *, doubled: bool) -> bytes:
+    """A pickle of a dict with a key of so many tuples in each other, of two items or of one."""
+    return b"\x80\x02})" + (b"2\x86" if doubled else b"\x85") * levels + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        # Its hash would take 2^99 steps.
+        (nested_key(99, doubled=True), "a key of a dict is a tuple"),
+        # Its hash would go through as many calls, beyond the end of the stack.
+        (nested_key(500_000, doubled=False), "a key of a dict is a tuple"),
+        (b"\x80\x02(" + nested_key(9, doubled=False)[3:-4] + b"K\x01d.", "a key of a dict is a tuple"),
+        (b"\x80\x02}(" + nested_key(9, doubled=False)[3:-4] + b"K\x01u.", "a key of a dict is a tuple"),
+        (b"\x80\x04\x8f(" + nested_key(9, doubled=True)[3:-4] + b"\x90.", "it has a set,"),
+        (b"\x80\x02ctorch\nSize\n(" + b"K\x01" * 65 + b"t\x85R.", "an object has 65 fields, more than 64"),
+        (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".", "it has .* a bytearray"),
+    ],
+    ids=["doubled", "deep", "dict", "entries", "set", "size", "memory"],
+)
+def test_metadata_that_would_take_for_ever_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / ".metadata").write_bytes(data)
+    began = time.process_time()
+    with pytest.raises(ValueError, match=rf"is no metadata of torch\.distributed\.checkpoint: {message}"):
+        looked_at(tmp_path)
+    assert time.process_time() - began < 30
+    assert main_status(tmp_path) == 2
+
+
+def main_status(path: Path) -> Any:
+    """The exit status of the command."""
+    with pytest.raises(SystemExit) as end:
+        main(["rank", str(path)])
+    return end.value.code
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "sub/file", "..", ""])
 def test_metadata_that_names_a_file_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = a_folder(tmp_path)
@@ -660,8 +697,9 @@ def test_plot_of_many_kinds_has_ten_curves(tmp_path: Path) -> None:
         (["--key", "variance"], r"has no states 'variance'; those of its optimizer are \['momentum'\]"),
         (["--key", "weights"], "holds no tensors of a model"),
         (["--names", "/none"], "No such file"),
-        (["--plot", "/none/a.png"], "No such file"),
-        (["/b", "/c"], "takes one checkpoint, or two"),
+        (["--plot", "/none/a.png"], "--plot: .* there is no folder /none"),
+        (["/b"], "checkpoint: .* got '/b': No such file"),
+        (["/", "/"], "takes one checkpoint, or two"),
     ],
 )
 def test_wrong_options_exit_with_2_and_say_what_is_wrong(

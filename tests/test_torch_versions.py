@@ -180,14 +180,16 @@ def test_library_that_a_real_compiler_makes_is_accepted(choose: Choose) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:oxidion compiles")
-@pytest.mark.parametrize("place", [".", "..", "../.."])
+@pytest.mark.parametrize(
+    ("place", "change"), [(".", "chmod 700"), ("..", "chmod go-w"), ("../..", "chmod go-w")]
+)
 def test_library_in_a_folder_that_others_may_write_to_is_refused_with_the_way_out(
-    choose: Choose, fake_compiler: str, place: str
+    choose: Choose, fake_compiler: str, place: str, change: str
 ) -> None:
     folder = (choose(CXX=fake_compiler).path.parent / place).resolve()
     folder.chmod(0o775)
     with pytest.raises(
-        ImportError, match=rf"mode 0775 .*chmod 700 {re.escape(str(folder))}.*set OXIDION_CACHE"
+        ImportError, match=rf"mode 0775 .*{change} {re.escape(str(folder))}.*set OXIDION_CACHE"
     ):
         choose(CXX="no-such-compiler")
     with pytest.raises(ImportError, match=r"mode 0775 "):
@@ -215,6 +217,36 @@ def test_library_that_is_not_what_was_kept_is_compiled_anew(
     assert choose(CXX=fake_compiler).path == library
     assert library.read_bytes() == whole
     assert (tmp_path / "calls").read_text().split() == ["called"] * 2
+
+
+def small_library(path: Path, value: int) -> Path:
+    """A library with the function ``value`` that returns a number."""
+    source = path.with_suffix(".c")
+    source.write_text(f"int value(void) {{ return {value}; }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system has no path for a descriptor")
+def test_library_is_loaded_from_the_descriptor_that_was_checked(tmp_path: Path) -> None:
+    values = []
+    for number in (1, 2):
+        place = small_library(tmp_path / "library.so", number)
+        descriptor = os.open(place, os.O_RDONLY)
+        small_library(tmp_path / "other.so", 10 + number).replace(place)
+        values.append(library._loaded(place, descriptor).value())
+    assert values == [1, 2], "glibc would return the first one again for a descriptor of the same number"
+
+
+def test_library_is_loaded_by_its_path_without_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = small_library(tmp_path / "library.so", 3)
+    descriptor = os.open(place, os.O_RDONLY)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert library._loaded(place, descriptor).value() == 3
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 @pytest.mark.filterwarnings("ignore:oxidion compiles")

@@ -69,7 +69,7 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     let axis_placements = axis_placements(bucket, &bucket.program.buffers[buffer]);
     let sharded: usize = axis_placements
         .iter()
-        .filter(|(_, placement)| matches!(placement, AxisPlacement::Sharded(_)))
+        .filter(|(_, placement)| matches!(placement, AxisPlacement::Sharded(_) | AxisPlacement::Summed(_)))
         .map(|(a, _)| ranks(*a))
         .product();
     let all: usize = axis_placements.iter().map(|(a, _)| ranks(*a)).product();

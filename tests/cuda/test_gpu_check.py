@@ -314,4 +314,4 @@ def test_wrong_rows_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[
 
     with pytest.raises(SystemExit):
         main(["gpu-check", *wrong])
-    assert "--rows must be numbers of 1 to 9" in capsys.readouterr().err
+    assert "--rows: must be numbers of 1 to 9" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import oxidion
 from oxidion._oxidion import Plan
 from oxidion._planning.models import parse_mesh
-from oxidion._planning.simulate import Settings, simulate
+from oxidion._planning.simulate import Settings, human, simulate
 from support.cases import Case, case_named
 from support.inputs import gradients
 from support.layouts import Setting, setting_named
@@ -181,6 +182,37 @@ def test_bytes_are_within_a_tenth_of_the_least(model: str, mesh: str, fraction: 
 def test_planned_bytes_of_a_balanced_mesh_are_the_mean_that_chooses() -> None:
     result, _ = simulate("llama-70b", {"fs": 8}, Settings(rank_fraction=0.25))
     assert sum(t.sent for t in result.wire) == pytest.approx(result.routes["chosen"], rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_mean_over_ranks_of_what_they_send_chooses_the_route(ranks: int) -> None:
+    results = [
+        simulate("gpt-160m", {"fs": ranks}, Settings(rank_fraction=0.25, rank=rank))[0]
+        for rank in range(ranks)
+    ]
+    sent = [result.routes_sent for result in results]
+    assert sent == [sum(t.sent for t in result.wire) for result in results]
+    assert sum(sent) / ranks == pytest.approx(results[0].routes["chosen"], rel=1e-3)
+    assert (len({*sent}) > 1) == (ranks != 4), "of 12 matrices of a shape each of 4 ranks owns 3"
+
+
+def test_report_says_what_each_count_of_a_route_is() -> None:
+    result, _ = simulate("llama-8b", {"fs": 64}, Settings(rank_fraction=0.0625, rank=1))
+    assert result.routes_sent == sum(t.sent for t in result.wire) != pytest.approx(result.routes["chosen"])
+    text = str(result)
+    words = [human(result.routes["chosen"], "B"), human(result.routes_sent, "B")]
+    assert re.search(rf"^route +mean sent +sent\nchosen +{words[0]} +{words[1]}\nkeep ", text, re.MULTILINE)
+    assert re.search(rf"^fs +64 .*{words[1]}", text, re.MULTILINE)
+    assert "mean sent: by a rank if all own equally many matrices, which decides the route" in text
+    assert "sent: by rank 1, as in the table of axes" in text
+
+
+@pytest.mark.parametrize(("ranks", "fraction"), [(8, 1 / 16), (16, 1 / 32)])
+def test_ranks_that_own_equally_many_matrices_send_what_the_route_counts(ranks: int, fraction: float) -> None:
+    """Batches of half as many matrices as ranks, of what is summed to owners, had half of an all-gather padded."""
+    result, _ = simulate("llama-8b", {"fs": ranks}, Settings(rank_fraction=fraction))
+    assert result.routes_sent == pytest.approx(result.routes["chosen"], rel=1e-3)
+    assert result.routes_sent <= 1.1 * min(result.routes.values())
 
 
 def planned(route: Any, mesh: list[tuple[str, int, str, int]], **keys: Any) -> Plan:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oxidion._torch.cache import cache_folder, check_private, make_private
+from oxidion._torch.cache import cache_folder, keep, make_private, private_folder, read_private
 
 _log = logging.getLogger("oxidion.cuda")
 
@@ -41,8 +40,7 @@ def folder() -> Path | None:
 def read(file: Path, keys: Collection[str]) -> dict[str, Any]:
     """A record that has these keys; empty where there is none that this user alone could write."""
     try:
-        check_private(file)
-        told = json.loads(file.read_text("utf-8"))
+        told = json.loads(read_private(file))
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) and told.keys() >= {"key", *keys} else {}
@@ -51,9 +49,8 @@ def read(file: Path, keys: Collection[str]) -> dict[str, Any]:
 def write(file: Path, told: Mapping[str, Any]) -> None:
     """Keeps a record: the file is there whole or not at all."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            part.write(json.dumps(told, indent=1) + "\n")
-        Path(part.name).replace(file)
+        with private_folder(file.parent) as at:
+            keep(at, file.name, f"{json.dumps(told, indent=1)}\n".encode())
     except OSError as error:
         _log.warning("%s cannot be kept: %s", file, error)
 

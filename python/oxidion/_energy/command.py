@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import re
 import sys
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
+
+from oxidion._core.arguments import (
+    existing,
+    fraction,
+    output_file,
+    pattern,
+    picture,
+    share,
+    write_json,
+    writing,
+)
 
 FRACTIONS = ("1/16", "1/8", "1/4", "1/2")
 
@@ -26,7 +33,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     argument = parser.add_argument
     argument(
         "checkpoint",
-        type=Path,
+        type=existing,
         nargs="+",
         help="a file of torch.save or a folder of torch.distributed.checkpoint; a second one is subtracted",
     )
@@ -34,33 +41,25 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--key",
         help="of the states, or 'weights' (default: momentum, momentum_buffer, exp_avg, else weights)",
     )
-    argument("--names", type=Path, metavar="CHECKPOINT", help="of the model, if the optimizer's has no names")
-    argument("--match", default="", metavar="REGEX", help="look at parameters with such names only")
+    argument(
+        "--names", type=existing, metavar="CHECKPOINT", help="of the model, if the optimizer's has no names"
+    )
+    argument(
+        "--match", type=pattern, default="", metavar="REGEX", help="look at parameters with such names only"
+    )
     argument(
         "--fractions",
-        type=_fraction,
+        type=fraction,
         nargs="+",
-        default=[_fraction(text) for text in FRACTIONS],
+        default=[fraction(text) for text in FRACTIONS],
         help="rank fractions (default: 1/16 1/8 1/4 1/2)",
     )
-    argument("--energy", type=_share, default=0.9, help="share to be kept, in (0, 1] (default: 0.9)")
-    argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    argument("--plot", type=Path, metavar="FILE", help="draw them into a PNG or SVG file (needs matplotlib)")
+    argument("--energy", type=share, default=0.9, help="share to be kept, in (0, 1] (default: 0.9)")
+    argument("--json", type=output_file, metavar="FILE", help="write the figures to a file")
+    argument(
+        "--plot", type=picture, metavar="FILE", help="draw them into a PNG or SVG file (needs matplotlib)"
+    )
     return parser
-
-
-def _fraction(text: str) -> Fraction:
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
-        raise argparse.ArgumentTypeError(f"expected a fraction as 1/8 or 0.125, got {text!r}") from error
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be in (0, 1], got {text}")
-    return value
-
-
-def _share(text: str) -> float:
-    return float(_fraction(text))
 
 
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -82,13 +81,15 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         )
         sys.stdout.write(str(made))
         if given.json:
-            given.json.write_text(json.dumps(made.to_dict(), indent=2) + "\n", "utf-8")
+            write_json("--json", given.json, made.to_dict())
         if given.plot:
-            report.plot(made, given.plot)
+            with writing("--plot"):
+                report.plot(made, given.plot)
     except ImportError as error:
         parser.error(f"--plot needs matplotlib, which is not installed: pip install matplotlib ({error})")
-    except re.error as error:
-        parser.error(f"--match: {error}")
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        reason = str(error)
+        is_names = given.names is not None and str(given.names) in reason
+        option = "argument --names: " if is_names else "argument checkpoint: "
+        parser.error(reason if reason.startswith("--") else option + reason)
     return 0

@@ -101,7 +101,7 @@ def candidates(path: Path, key: str | None, names: Path | None = None) -> tuple[
     made = _momenta(states, groups, key, model if names is None else entries(names))
     if not made:
         keys = sorted({each for own in states.values() for each, entry in own.items() if entry.shape})
-        raise ValueError(f"{path} has no states {key!r}; those of its optimizer are {keys}")
+        raise ValueError(f"--key: {path} has no states {key!r}; those of its optimizer are {keys}")
     return key, made
 
 

@@ -211,7 +211,8 @@ def report(
     source = " - ".join(map(str, paths))
     if not rows:
         left = "".join(f"; {name} is left out: {reason}" for name, reason in list(skipped.items())[:3])
-        raise ValueError(f"{source} has no matrices among its {key}, of the names that are looked at{left}")
+        asked = f"--match {match}: " if match else ""
+        raise ValueError(f"{asked}{source} has no matrices among its {key} that are looked at{left}")
     return Report(source, key, [str(fraction) for fraction in fractions], energy, rows, skipped)
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from oxidion._core.arguments import integer, output_file, seconds, shown
 from oxidion._cuda import child, self_check
 from oxidion._cuda.device import tier
 from oxidion._gpu_check import products, ranks, rows, sources
@@ -71,7 +73,7 @@ FAILED = ("FAIL", "TIMEOUT", "CRASH")
 WORST = ("SLOW", "PASS", "LEFT_OUT")
 """Statuses of the whole check where nothing has failed, the first that any part has."""
 NO_DEVICE = 2
-JOBS = 8
+JOBS, MOST_JOBS = 8, 1024
 FACTS_SECONDS = 60
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 
@@ -85,13 +87,19 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "a process of its own: one that fails or hangs does not stop the others. Attach what --json writes "
         "to an issue.",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there, after each part")
-    parser.add_argument("--log", metavar="FILE", type=Path, help="append there what the parts print")
-    parser.add_argument("--rows", default="", help="numbers of rows, as 1,3; all but 5 if not given")
-    parser.add_argument("--device", default="0", help="number of the GPU")
+    parser.add_argument(
+        "--json", metavar="FILE", type=output_file, help="write the report there, after each part"
+    )
+    parser.add_argument("--log", metavar="FILE", type=output_file, help="append there what the parts print")
+    parser.add_argument("--rows", type=_rows, help="numbers of rows, as 1,3; all but 5 if not given")
+    parser.add_argument("--device", type=_device, default="0", help="number of the GPU")
     parser.add_argument("--quick", action="store_true", help="rows 1 to 3")
-    parser.add_argument("--jobs", type=int, default=JOBS, help=f"parts at once, but for timings ({JOBS})")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no part that would end later")
+    parser.add_argument(
+        "--jobs", type=integer(1, MOST_JOBS), default=JOBS, help=f"parts at once, but for timings ({JOBS})"
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, default=math.inf, help="begin no part that would end later"
+    )
     parser.add_argument(
         "--recheck",
         action="store_true",
@@ -102,7 +110,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--repeats", type=int, default=rows.REPEATS, help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=integer(0), default=rows.REPEATS, help=argparse.SUPPRESS)
     parser.add_argument("--self", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--products", help=argparse.SUPPRESS)
@@ -118,15 +126,17 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         return 0
     if given.rank:
         rank, count, part, store = given.rank
+        if not (rank.isdecimal() and count.isdecimal()):
+            parser.error(f"--rank must be a rank and a number of ranks, got {rank!r} and {count!r}")
         found_here = ranks.work(given.device, int(rank), int(count), part, store)
         sys.stdout.write("\n" + json.dumps(found_here) + "\n")
         return 0
     if given.products:
         sys.stdout.write(json.dumps(products.run(given.device, given.products.split(","))) + "\n")
         return 0
-    chosen = _rows(parser, given)
-    if given.jobs < 1:
-        parser.error(f"--jobs must be 1 or more, got {given.jobs}")
+    if given.resume and given.json is None:
+        parser.error("--resume needs --json, the report with the parts that are kept")
+    chosen = list(QUICK) if given.quick else given.rows or list(ORDER)
     facts = facts_of(given.device)
     if not facts["gpus"]:
         why = f"torch finds no GPU ({facts.get('reason') or torch.__version__})"
@@ -179,13 +189,17 @@ def recheck(number: str) -> int:
     return int(any(verdict.result != "pass" for verdict in verdicts.values()))
 
 
-def _rows(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[int]:
-    if given.quick:
-        return list(QUICK)
-    words = [word.strip() for word in given.rows.split(",") if word.strip()]
-    if any(not word.isdigit() or int(word) not in ROWS for word in words):
-        parser.error(f"--rows must be numbers of 1 to {len(ROWS)}, got {given.rows}")
-    return [int(word) for word in words] or list(ORDER)
+def _rows(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]", word) and int(word) in ROWS for word in words):
+        raise argparse.ArgumentTypeError(f"must be numbers of 1 to {len(ROWS)}, as in 1,3; got {shown(text)}")
+    return [int(word) for word in words]
+
+
+def _device(text: str) -> str:
+    if text != EMULATED and not re.fullmatch("[0-9]{1,4}", text):
+        raise argparse.ArgumentTypeError(f"must be the number of a GPU, as in 0, got {shown(text)}")
+    return text
 
 
 def line(part: Mapping[str, Any]) -> None:

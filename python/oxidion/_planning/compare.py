@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oxidion._core.table import Table
 from oxidion._planning import clock
-from oxidion._planning.models import AXES, Mesh, spelled
+from oxidion._planning.models import AXES, MOST_DIGITS, Mesh, check_ranks, spelled
 from oxidion._planning.progress import progress
 from oxidion._planning.simulate import Settings, Simulation, human, simulate
 
@@ -39,10 +39,11 @@ def swept(base: Mesh, sweep: str) -> list[Mesh]:
     first, dots, last = bounds.partition("..")
     if axis not in AXES or not dots or not (first.isascii() and first.isdigit() and last.isdigit()):
         raise ValueError(f"--sweep must be an axis and two sizes as in fs=8..1024, got {sweep!r}")
-    low, high = int(first), int(last)
+    low, high = int(first[:MOST_DIGITS]), int(last[:MOST_DIGITS])
     if not 1 <= low <= high or high > low << MOST_SIZES:
         raise ValueError(f"--sweep must go from a size >= 1 to one that is not smaller, got {sweep!r}")
     sizes = [low << k for k in range(MOST_SIZES + 1) if low << k <= high]
+    check_ranks({**base, axis: sizes[-1]})
     return [
         {name: {**base, axis: size}[name] for name in AXES if name in {**base, axis: size}} for size in sizes
     ]
@@ -85,7 +86,7 @@ def table(found: list[Simulation]) -> Table:
 
 
 def plot(found: list[Simulation], path: Path) -> None:
-    """Draws bytes and, if estimated, times against the number of ranks, a line for each algorithm.
+    """Draws bytes and, if estimated, times against the number of ranks, as SVG by the file's name, else PNG.
 
     Raises:
         ImportError: without matplotlib.
@@ -113,4 +114,4 @@ def plot(found: list[Simulation], path: Path) -> None:
     for drawing in drawings:
         drawing.set_xscale("log", base=2)
     figure.legend(*drawings[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.savefig(path, format=path.suffix.lstrip(".") or "png", dpi=120)
+    figure.savefig(path, format="svg" if path.suffix.lower() == ".svg" else "png", dpi=120)

@@ -6,11 +6,12 @@ for each kind. A file may hold measured ones.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from oxidion._core.arguments import read_object, shown
 
 PRODUCTS = 0.6
 """Share of the published rate that products of matrices reach."""
@@ -20,6 +21,10 @@ LINK = 0.8
 """Share of the published bandwidth that collectives reach."""
 KINDS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 """Kinds of collectives."""
+SLOWEST, FASTEST = 1e-3, 1e30
+"""Bounds of rates in a file: with others the times of a step would not be numbers."""
+LATEST = 3600
+"""The longest latency in a file, in seconds."""
 LAUNCH = 1e-5
 """Seconds that an instruction takes beside its work: launches of a handful of kernels."""
 
@@ -86,7 +91,7 @@ class Hardware:
 
     def link_rate(self, ranks: int, stride: int, axis: str) -> float:
         """Bytes per second of an all-to-all along an axis, arguments as of ``collective``."""
-        some = 1e9
+        some = FASTEST  # takes a second or more, so that the latency does not absorb it
         latency, whole = (self.collective("all_to_all", sent, ranks, stride, axis) for sent in (0.0, some))
         return some / (whole - latency)
 
@@ -160,42 +165,45 @@ def load(name: str, links: str = "nvlink+ib400") -> Hardware:
         flops, memory = DEVICES[name]
         inner, outer = LINKS[links]
         return Hardware(f"{name}, {links}", flops, memory, inner or Link(3e-6, INNER[name]), outer)
-    path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"unknown hardware {name!r}: neither one of {', '.join(DEVICES)} nor a JSON file")
+    values = read_object("hardware", name, DEVICES)
     try:
-        return _read(path.stem, json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return _read(Path(name).stem, values)
+    except ValueError as error:
         raise ValueError(f"hardware file {name}: {error}") from error
 
 
-def _read(name: str, values: Any) -> Hardware:
+def _read(name: str, values: dict[str, Any]) -> Hardware:
     """Hardware from what a file holds."""
-    if not isinstance(values, dict):
-        raise TypeError(f"expected an object, got {type(values).__name__}")
     known = {entry.name for entry in fields(Hardware)} - {"name"}
     if unknown := values.keys() - known:
         raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
     if missing := {"flops", "memory", "inner", "outer"} - values.keys():
         raise ValueError(f"missing keys {', '.join(sorted(missing))}")
-    flops = {dtype: _positive(f"flops.{dtype}", rate) for dtype, rate in dict(values["flops"]).items()}
+    flops = {dtype: _positive(f"flops.{dtype}", rate) for dtype, rate in _table(values, "flops").items()}
     if "float32" not in flops:
         raise ValueError("flops must have float32")
-    axes = {axis: _link(f"axes.{axis}", link) for axis, link in dict(values.get("axes", {})).items()}
+    axes = {axis: _link(f"axes.{axis}", link) for axis, link in _table(values, "axes").items()}
     collectives = {
         _kind(kind): _link(f"collectives.{kind}", link)
-        for kind, link in dict(values.get("collectives", {})).items()
+        for kind, link in _table(values, "collectives").items()
     }
     hides, measured = _flag(values, "hides", default=True), _flag(values, "measured", default=False)
     node = values.get("node", 8)
     if not isinstance(node, int) or isinstance(node, bool) or node < 1:
-        raise ValueError(f"node must be an integer >= 1, got {node!r}")
+        raise ValueError(f"node must be an integer >= 1, got {shown(node)}")
     memory = _positive("memory", values["memory"])
     share = _positive("share", values.get("share", 1.0))
     if share < 1:
-        raise ValueError(f"share must be a number >= 1, got {share!r}")
+        raise ValueError(f"share must be a number >= 1, got {shown(share)}")
     inner, outer = (_link(key, values[key]) for key in ("inner", "outer"))
     return Hardware(name, flops, memory, inner, outer, node, axes, collectives, hides, share, measured)
+
+
+def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} must be an object, got {shown(value)}")  # noqa: TRY004
+    return value
 
 
 def _kind(kind: str) -> str:
@@ -207,20 +215,22 @@ def _kind(kind: str) -> str:
 def _flag(values: dict[str, Any], key: str, *, default: bool) -> bool:
     value = values.get(key, default)
     if not isinstance(value, bool):
-        raise TypeError(f"{key} must be true or false, got {value!r}")
+        raise ValueError(f"{key} must be true or false, got {shown(value)}")  # noqa: TRY004
     return value
 
 
 def _positive(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{key} must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not SLOWEST <= value <= FASTEST:
+        raise ValueError(
+            f"{key} must be a positive number from {SLOWEST:g} to {FASTEST:g}, got {shown(value)}"
+        )
     return float(value)
 
 
 def _link(key: str, value: Any) -> Link:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{key} must be a latency in seconds and bytes per second, got {value!r}")
+        raise ValueError(f"{key} must be a latency in seconds and bytes per second, got {shown(value)}")
     latency = value[0]
-    if isinstance(latency, bool) or not isinstance(latency, (int, float)) or not 0 <= latency < math.inf:
-        raise ValueError(f"{key}: the latency must be a number >= 0, got {latency!r}")
+    if isinstance(latency, bool) or not isinstance(latency, (int, float)) or not 0 <= latency <= LATEST:
+        raise ValueError(f"{key}: the latency must be a number >= 0 and <= {LATEST:g}, got {shown(latency)}")
     return Link(float(latency), _positive(key, value[1]))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
+
+from oxidion._core.arguments import read_object, shown
 
 AXES = {"dp": "replicas", "fs": "fully sharded", "ep": "experts", "tp": "tensor parallel"}
 """Names of mesh axes, outermost first: ranks are numbered in row-major order."""
 
 MOST_LAYERS = 10_000
 """Most transformer blocks of a model: each parameter is an entry of the plan."""
+MOST_SIZE = 2**31
+"""The largest of the other sizes of a model."""
+MOST_RANKS = 2**20
+"""Most ranks of a mesh: each is an entry of its axes."""
+MOST_DIGITS = 18
+"""Digits of the size of an axis; Python refuses to read 5000."""
 
 Kind = Literal["column", "row", "embedding", "head", "vector", "router", "expert_column", "expert_row"]
 Mesh = dict[str, int]
@@ -100,19 +106,20 @@ class Config:
         """Checks the values.
 
         Raises:
-            ValueError: for sizes that are not positive integers, more layers than ``MOST_LAYERS``, flags that
-                are not booleans, or head counts that do not divide.
+            ValueError: for sizes that are not integers within their bounds, flags that are not booleans, or
+                head counts that do not divide.
         """
         for field in fields(self):
             value = getattr(self, field.name)
             least = 1 if field.default is MISSING else 0
+            most = MOST_LAYERS if field.name == "layers" else MOST_SIZE
             if field.name in FLAGS:
                 if not isinstance(value, bool):
-                    raise ValueError(f"{field.name} must be true or false, got {value!r}")
-            elif not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{field.name} must be an integer >= {least}, got {value!r}")
-        if self.layers > MOST_LAYERS:
-            raise ValueError(f"layers must be an integer >= 1 and <= {MOST_LAYERS}, got {self.layers}")
+                    raise ValueError(f"{field.name} must be true or false, got {shown(value)}")
+            elif not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(
+                    f"{field.name} must be an integer >= {least} and <= {most}, got {shown(value)}"
+                )
         for whole, part in (("dim", "heads"), ("heads", "kv_heads")):
             size, count = getattr(self, whole), getattr(self, part)
             if size % count and not (part == "heads" and self.head_dim):
@@ -256,23 +263,13 @@ def load(name: str) -> Config:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    path = Path(name)
-    if not path.is_file():
-        known = ", ".join(BUILT_IN)
-        raise ValueError(f"unknown model {name!r}: neither one of {known} nor a JSON file")
-    try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"model file {name}: {error}") from error
-    if isinstance(values, dict) and "model_type" in values:
+    values = read_object("model", name, BUILT_IN)
+    if "model_type" in values:
         values = of_transformers(values, name)
-    if isinstance(values, dict):
-        names = [field.name for field in fields(Config)]
-        needed = [field.name for field in fields(Config) if field.default is MISSING]
-        wrong = [f"unknown key {key!r}" for key in values if key not in names]
-        wrong += [f"missing key {key!r}" for key in needed if key not in values]
-    else:
-        wrong = [f"expected an object, got {type(values).__name__}"]
+    names = [field.name for field in fields(Config)]
+    needed = [field.name for field in fields(Config) if field.default is MISSING]
+    wrong = [f"unknown key {key!r}" for key in values if key not in names]
+    wrong += [f"missing key {key!r}" for key in needed if key not in values]
     if wrong:
         raise ValueError(f"model file {name}: {', '.join(wrong)}")
     try:
@@ -306,9 +303,9 @@ def of_transformers(values: dict[str, Any], name: str) -> dict[str, Any]:
         ValueError: for a kind that is not known, or a missing key.
     """
     kind = values["model_type"]
-    if kind not in TRANSFORMERS:
+    if not isinstance(kind, str) or kind not in TRANSFORMERS:
         raise ValueError(
-            f"model file {name}: model_type must be one of {', '.join(TRANSFORMERS)}, got {kind!r}"
+            f"model file {name}: model_type must be one of {', '.join(TRANSFORMERS)}, got {shown(kind)}"
         )
 
     def get(*keys: str, default: Any = None) -> Any:
@@ -318,13 +315,14 @@ def of_transformers(values: dict[str, Any], name: str) -> dict[str, Any]:
         return found
 
     dim, heads = get("hidden_size", "n_embd"), get(*HEADS)
+    is_gpt2 = kind == "gpt2" and isinstance(dim, int)
     experts = get("num_local_experts", "num_experts", "n_routed_experts", default=0)
     read = {
         "layers": get("num_hidden_layers", "n_layer"),
         "dim": dim,
         "heads": heads,
         "kv_heads": get("num_key_value_heads", default=heads),
-        "hidden": get("intermediate_size", "n_inner", default=4 * dim if kind == "gpt2" else None),
+        "hidden": get("intermediate_size", "n_inner", default=4 * dim if is_gpt2 else None),
         "vocab": get("vocab_size"),
         "gated": True,
         "tied": get("tie_word_embeddings", default=kind in ("gpt2", "gemma", "gemma2", "gemma3_text")),
@@ -358,14 +356,28 @@ def parse_mesh(text: str) -> Mesh:
         axis, equals, size = (word.strip() for word in part.partition("="))
         if not equals or axis not in AXES:
             raise ValueError(
-                f"mesh {text!r}: expected name=size with the names {', '.join(AXES)}, got {part!r}"
+                f"mesh {shown(text)}: expected name=size with the names {', '.join(AXES)}, got {shown(part)}"
             )
         if axis in sizes:
-            raise ValueError(f"mesh {text!r}: axis {axis} is there twice")
-        if not (size.isascii() and size.isdigit()) or int(size) < 1:
-            raise ValueError(f"mesh {text!r}: the size of {axis} must be an integer >= 1, got {size!r}")
+            raise ValueError(f"mesh {shown(text)}: axis {axis} is there twice")
+        if not (size.isascii() and size.isdigit() and len(size) <= MOST_DIGITS) or int(size) < 1:
+            raise ValueError(
+                f"mesh {shown(text)}: the size of {axis} must be an integer >= 1, got {shown(size)}"
+            )
         sizes[axis] = int(size)
+    check_ranks(sizes)
     return {axis: sizes[axis] for axis in AXES if axis in sizes}
+
+
+def check_ranks(mesh: Mesh) -> None:
+    """Refuses a mesh of more ranks than are planned for.
+
+    Raises:
+        ValueError: for more than ``MOST_RANKS``.
+    """
+    ranks = math.prod(mesh.values())
+    if ranks > MOST_RANKS:
+        raise ValueError(f"mesh '{spelled(mesh)}' has {ranks} ranks: a mesh may have at most {MOST_RANKS}")
 
 
 def lines(mesh: Mesh, rank: int) -> Lines:

@@ -13,13 +13,17 @@ from oxidion._oxidion import Plan
 from oxidion._planning import clock, hardware
 from oxidion._planning.clock import StepTime
 from oxidion._planning.models import Config, Mesh, Parameter, cut_dim, lines, load, spelled, stored
-from oxidion._planning.traffic import Traffic, summed, traffic
+from oxidion._planning.traffic import Traffic, sent, summed, traffic
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element by dtype."""
 
 VIEWING = ("muon", "normuon", "dion", "dion2", "nordion2")
 """Algorithms that cut weights into matrices."""
+
+ROUTES_NOTE = """
+mean sent: by a rank if all own equally many matrices, which decides the route
+sent: by rank {rank}, as in the table of axes, where an all-gather is padded to the rank that owns most"""
 
 Axis = tuple[str, list[int], int, str, int]
 
@@ -106,8 +110,9 @@ class Simulation:
         others: parameters of AdamW.
         memory: bytes of this rank by part.
         wire: communication by axis.
-        routes: where there is a choice, bytes that a rank sends on average: "chosen", and were all matrices
-            to go in one way.
+        routes: where there is a choice, bytes that a rank sends on average, with the matrices divided evenly
+            among their owners: "chosen", and were all matrices to go in one way.
+        routes_sent: bytes that this rank sends for these matrices, which it may own more or fewer of.
         gradient_sync: bytes that this rank sends to average gradients over dp outside the optimizer.
         local_flops: on what this rank stores.
         whole_flops: on whole matrices that this rank owns.
@@ -131,6 +136,7 @@ class Simulation:
     mean_flops: float
     time: StepTime | None = None
     routes: dict[str, float] = field(default_factory=dict)
+    routes_sent: int = 0
 
     @property
     def balance(self) -> float:
@@ -193,8 +199,10 @@ class Simulation:
         )
         parts = [head, str(Table(memory)), str(Table(wire)), str(Table(rows))]
         if len(self.routes) > 1:
-            ways = [{"route": way, "sent": human(sent, "B")} for way, sent in self.routes.items()]
-            parts.append(str(Table(ways)))
+            ways = [{"route": way, "mean sent": human(mean, "B")} for way, mean in self.routes.items()]
+            own = ({"sent": human(self.routes_sent, "B")}, *[{}] * len(ways))
+            parts.append(str(Table([way | this for way, this in zip(ways, own, strict=False)])))
+            parts[-1] += ROUTES_NOTE.format(rank=s.rank)
             if isinstance(s.route, dict):
                 rates = ", ".join(f'"{axis}": {rate:g}' for axis, rate in s.route.items())
                 parts[-1] += f"\nchosen for the least time on the links: Dion(..., route={{{rates}}})"
@@ -299,6 +307,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         mean_flops=shared + mean,
         time=time,
         routes=_routes(plan),
+        routes_sent=_routes_sent(plan),
     )
     return result, plan
 
@@ -307,12 +316,19 @@ def _routes(plan: Plan) -> dict[str, float]:
     """Bytes that a rank sends on average by way, where there is a choice."""
     sums: dict[str, float] = {}
     for _, chosen, ways in plan.routes():
-        for way, sent in ways:
-            total = sum(bytes_ for _, bytes_ in sent)
+        for way, by_axis in ways:
+            total = sum(bytes_ for _, bytes_ in by_axis)
             sums[way] = sums.get(way, 0.0) + total
             if way == chosen:
                 sums["chosen"] = sums.get("chosen", 0.0) + total
     return {"chosen": sums.pop("chosen"), **sums} if sums else {}
+
+
+def _routes_sent(plan: Plan) -> int:
+    """Bytes that this rank sends for the matrices for which there is a choice."""
+    buckets = {number for number, _, _ in plan.routes()}
+    own = (each for each in plan.transfers if each["bucket"] in buckets and not each["when_due"])
+    return sum(map(sent, own))
 
 
 def _strides(mesh: Mesh) -> dict[str, int]:

@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +25,11 @@ from oxidion._torch import compiler
 from oxidion._torch.cache import (
     UntrustedFolder,
     cache_folder,
-    check_private,
-    digest_file,
-    digest_of,
-    is_whole,
-    make_private,
+    keep_with_digest,
+    locked,
+    open_private,
+    open_whole,
+    private_folder,
 )
 
 FOLDER = Path(__file__).parent
@@ -59,7 +58,7 @@ def serving() -> Library:
     """The library for the torch that is there, opened so that the core finds it when it is imported.
 
     Raises:
-        ImportError: where there is none and it cannot be made, with what was found and the way out.
+        ImportError: where there is none and it cannot be made, with what was found and what to do.
     """
     version, table = str(torch.__version__), _table()
     minor = _minor(version)
@@ -79,7 +78,8 @@ def serving() -> Library:
         with contextlib.suppress(OSError):
             return _opened(FOLDER / name / compiler.NAME, table, shipped=True)
     try:
-        return _opened(_compiled(version, table), table, shipped=False)
+        path, descriptor = _compiled(version, table)
+        return _opened(path, table, shipped=False, descriptor=descriptor)
     except compiler.CompileError as error:
         raise ImportError(_message(version, table, str(error))) from None
     except OSError as error:
@@ -87,8 +87,27 @@ def serving() -> Library:
         raise ImportError(_message(version, table, reason)) from None
 
 
-def _opened(path: Path, table: dict[str, Any], *, shipped: bool) -> Library:
-    library = ctypes.CDLL(str(path))
+def _loaded(path: Path, descriptor: int) -> ctypes.CDLL:
+    """Loads an open file by its descriptor, where the system has a path for it; else by its own path.
+
+    The descriptor then stays open: the loader of glibc knows a library by the path with which it was loaded,
+    and would return it for another file with the same descriptor.
+    """
+    name = f"/proc/self/fd/{descriptor}"
+    try:
+        if Path(name).exists():
+            return ctypes.CDLL(name)
+        # No other user can replace the file: `private_folder` has checked all on the way to it.
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        os.close(descriptor)
+        raise OSError(str(error).replace(name, str(path))) from None
+    os.close(descriptor)
+    return library
+
+
+def _opened(path: Path, table: dict[str, Any], *, shipped: bool, descriptor: int | None = None) -> Library:
+    library = ctypes.CDLL(str(path)) if descriptor is None else _loaded(path, descriptor)
     library.oxidion_shim_abi.restype = library.oxidion_torch_version.restype = ctypes.c_char_p
     library.oxidion_cdata.restype, library.oxidion_cdata.argtypes = ctypes.c_void_p, [ctypes.py_object]
     found, built_for = library.oxidion_shim_abi().decode(), library.oxidion_torch_version().decode()
@@ -112,65 +131,46 @@ def _opened(path: Path, table: dict[str, Any], *, shipped: bool) -> Library:
     return Library(path, built_for, shipped)
 
 
-def _compiled(version: str, table: dict[str, Any]) -> Path:
-    """The library for this version in the user's cache, made where it is not there yet."""
+def _compiled(version: str, table: dict[str, Any]) -> tuple[Path, int]:
+    """The library for this version in the user's cache, compiled where there is none, and its descriptor."""
     root = cache_folder()
     if root is None:
         raise compiler.CompileError("there is no folder to keep it in: set OXIDION_CACHE to one")
     key = re.sub(r"[^\w.+]", "_", f"{version}-{int(torch.compiled_with_cxx11_abi())}-{table['abi']}")
     folder = root / "torch" / key
     library = folder / compiler.NAME
-    levels = (root, root / "torch", folder)
     try:
-        for level in filter(Path.exists, levels):
-            check_private(level)
-        if is_whole(library):
-            return library
+        with contextlib.suppress(FileNotFoundError), private_folder(folder) as at:
+            if (kept := open_whole(at, library.name)) is not None:
+                return library, kept
         if os.environ.get(FORBID) == "0":
             raise compiler.CompileError(f"{FORBID}=0 forbids to compile it")
         home = Path(str(torch.__file__)).parent
         compiler.check(home, _minor(version))
-        for level in levels:
-            make_private(level)
-        with _locked(folder / "lock"):
-            if not is_whole(library):
+        with private_folder(folder, make=True) as at, locked(at, "lock"):
+            if (kept := open_whole(at, library.name)) is None:
                 warnings.warn(
                     f"oxidion compiles its library for torch {version}: this takes about 20 s and is kept in "
                     f"{folder}",
                     stacklevel=2,
                 )
-                _keep(home, library)
+                kept = _made(home, folder, at)
+            return library, kept
     except UntrustedFolder as error:
         raise compiler.CompileError(str(error)) from None
     except OSError as error:
         raise compiler.CompileError(
             f"it cannot be kept in {folder} ({error}): set OXIDION_CACHE to a folder that can be written"
         ) from None
-    return library
 
 
-def _keep(torch_folder: Path, library: Path) -> None:
-    """Compiles the library beside its place; it is there once its digest is."""
-    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=library.parent) as folder:
-        made, said = Path(folder, library.name), Path(folder, "digest")
+def _made(torch_folder: Path, folder: Path, at: int) -> int:
+    """Compiles the library and keeps it in an open folder; returns its descriptor."""
+    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as place:
+        made = Path(place, compiler.NAME)
         compiler.compile_shim(FOLDER / compiler.SOURCE, torch_folder, made)
-        made.chmod(0o755)
-        said.write_text(digest_of(made), "ascii")
-        said.chmod(0o644)
-        digest_file(library).unlink(missing_ok=True)
-        made.replace(library)
-        said.replace(digest_file(library))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a file so that one process of a machine compiles; where locks are not served, several may."""
-    with path.open("w") as file:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        keep_with_digest(at, compiler.NAME, made.read_bytes())
+    return open_private(at, compiler.NAME)
 
 
 def _table() -> dict[str, Any]:
