@@ -60,6 +60,11 @@ def addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {tensor.data_ptr() for tensor in tensors}
 
 
+def address(memory: mmap.mmap) -> int:
+    """Where a mapping begins."""
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
 def bytes_of(*sizes: int) -> list[tuple[list[int], torch.dtype]]:
     """What is wanted of these sizes."""
     return [([size], torch.uint8) for size in sizes]
@@ -75,7 +80,8 @@ def test_states_are_in_memory_that_is_there_before_the_first_step(sizes: list[in
     assert not optimizer.state
     reserve = wait_for(optimizer._reserve)
     assert resident() - before >= 1.9 * total
-    ahead = addresses(part for _, part in reserve._parts[(sizes[0],), torch.float32])
+    parts = reserve._parts[(sizes[0],), torch.float32]
+    ahead = {address(memory) + start for memory, start in parts}
     filled = resident()
     optimizer.step()
     assert resident() - filled < total // 2
@@ -233,13 +239,14 @@ def test_end_of_the_process_ends_the_threads_of_what_is_still_held() -> None:
 def test_forked_process_takes_no_share_of_it(sizes: list[int]) -> None:
     """Else the first step would copy what a worker of a data loader holds too."""
     reserve = wait_for(Reserve(bytes_of(*sizes)))
-    ((mapping, ahead), *_) = reserve._parts[(sizes[0],), torch.uint8]
+    ((mapping, start), *_) = reserve._parts[(sizes[0],), torch.uint8]
     assert resident_in(mapping) > 0
     assert holds_in_a_child(lambda: resident_in(mapping) == 0)
     memory = reserve.take([sizes[0]], torch.uint8)
-    assert memory is ahead
-    ahead[:5] = 7
-    assert holds_in_a_child(lambda: ahead[:5].tolist() == [7] * 5)
+    assert memory is not None
+    assert memory.data_ptr() == address(mapping) + start
+    memory[:5] = 7
+    assert holds_in_a_child(lambda: memory[:5].tolist() == [7] * 5)
 
 
 def holds_in_a_child(claim: Callable[[], bool]) -> bool:
@@ -255,7 +262,7 @@ def holds_in_a_child(claim: Callable[[], bool]) -> bool:
 
 def resident_in(memory: mmap.mmap) -> int:
     """Pages of a mapping that have memory."""
-    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    start = address(memory)
     pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
     mincore = ctypes.CDLL(None).mincore
     mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]

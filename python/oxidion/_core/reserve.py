@@ -140,7 +140,7 @@ class Reserve:
     """Bytes that this process has asked for ahead and not used yet."""
 
     def __init__(self, wanted: Iterable[tuple[Sequence[int], torch.dtype]]) -> None:
-        self._parts: defaultdict[Like, deque[tuple[mmap.mmap, Tensor]]] = defaultdict(deque)
+        self._parts: defaultdict[Like, deque[tuple[mmap.mmap, int]]] = defaultdict(deque)
         self._kept: dict[mmap.mmap, bool] = {}
         self._dropped = threading.Event()
         self._left = 0
@@ -168,9 +168,8 @@ class Reserve:
         *starts, end = accumulate((-(-size // LINE) * LINE for size in sizes), initial=0)
         memory, first = _mapped(end)
         memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
-        for (shape, dtype), many, start in zip(wanted, counts, starts, strict=True):
-            part = torch.frombuffer(memory, dtype=dtype, count=many, offset=first + start).view(shape)
-            self._parts[shape, dtype].append((memory, part))
+        for like, start in zip(wanted, starts, strict=True):
+            self._parts[like].append((memory, first + start))
         self._count(sum(sizes))
         return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -183,12 +182,14 @@ class Reserve:
         own = self._parts[tuple(shape), dtype]
         if not own:
             return None
-        memory, part = own.popleft()
-        self._count(-part.nbytes)
+        memory, start = own.popleft()
+        many = math.prod(shape)
+        self._count(-many * dtype.itemsize)
         if memory not in self._kept:
             self._kept[memory] = _advised(memory, KEEP_ON_FORK)
-        # Else a child would find zeros where its parent has numbers.
-        return part if self._kept[memory] else None
+        if not self._kept[memory]:  # a child would find zeros where its parent has numbers
+            return None
+        return torch.frombuffer(memory, dtype=dtype, count=many, offset=start).view(shape)
 
     def __del__(self) -> None:
         self._dropped.set()

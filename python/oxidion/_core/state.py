@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, compress
 from typing import Any
 
@@ -289,13 +291,31 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
     held = [local(param) for param in parameters(groups)]
     if sum(own.nbytes for own in held if own.is_cpu) < LARGE:
         return None
-    # Pinned memory cannot be asked for ahead.
-    ahead = [own.is_cpu and not any(other.is_pinned() for other in held) for own in held]
+    # Pinned memory cannot be asked for ahead. It is looked for once: once for each parameter is quadratic.
+    has_pinned = any(own.is_pinned() for own in held)
+    ahead = [own.is_cpu and not has_pinned for own in held]
     try:
-        return Reserve(_wanted(plan_of(), held, ahead))
+        with _uncollected():
+            return Reserve(_wanted(plan_of(), held, ahead))
     except Exception as error:  # what a plan refuses, the first step says
         logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
         return None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """A context without garbage collection, for many objects that are gone after it.
+
+    The specs of 10,000 parameters are 150,000 objects. They make Python look at all objects there are, which
+    takes longer than the construction.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _wanted(
@@ -365,32 +385,43 @@ def _is_pageable(own: Tensor) -> bool:
     return own.is_cpu and own.numel() > 0
 
 
-def own_copies(
-    incoming: Mapping[str, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]
-) -> None:
-    """Undoes what ``Optimizer.load_state_dict`` did to dtypes, and gives the optimizer tensors of its own.
+def own_copies(incoming: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[Any, Any]:
+    """Copies the states of a state dict: by parameter, on its device, in the dtypes that were saved.
+
+    ``Optimizer.load_state_dict`` takes entries under parameters as they are. Those under the keys of a state
+    dict it casts to the parameter's dtype, and for each tensor it searches the groups, which is quadratic.
 
     Args:
         incoming: the state dict, whose groups list the keys of its states in the order of the parameters.
-        groups: the groups after loading.
-        state: the state after loading, changed in place.
+        groups: those of the optimizer. Where they have another number of parameters, torch says so.
     """
-    keys = chain.from_iterable(group["params"] for group in incoming["param_groups"])
-    for saved_key, param in zip(keys, parameters(groups), strict=True):
-        saved = incoming["state"].get(saved_key)
-        if not isinstance(saved, Mapping):
-            continue
-        own = state.get(param, {})
-        for key, value in saved.items():
-            loaded = own.get(key)
-            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
-                continue
-            if loaded.dtype != value.dtype or _address(loaded) == _address(value):
-                own[key] = value.detach().clone().to(device=loaded.device)
+    targets = {}
+    for group, target in zip(incoming["param_groups"], groups, strict=False):
+        counts_there = bool(group.get("capturable") or group.get("fused"))
+        for key, param in zip(group["params"], target["params"], strict=False):
+            targets[key] = param, counts_there
+
+    def copied(key: Any, value: Any) -> tuple[Any, Any]:
+        if key not in targets:
+            return key, value
+        param, counts_there = targets[key]
+        return param, _copied(value, param.device, counts_there=counts_there)
+
+    return dict(copied(key, value) for key, value in incoming["state"].items())
 
 
-def _address(tensor: Tensor) -> int:
-    return local(tensor).data_ptr()
+def _copied(value: Any, where: torch.device, key: object = None, *, counts_there: bool) -> Any:
+    """A copy on a device of a state, or of what holds some; a counter stays where it is, but if told to."""
+    if isinstance(value, Tensor):
+        own = value.detach()
+        stays = own.device == where or (key == "step" and not counts_there)
+        return own.clone() if stays else own.to(device=where)
+    if isinstance(value, dict):
+        return {k: _copied(v, where, k, counts_there=counts_there) for k, v in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        kind: Any = type(value)
+        return kind(_copied(v, where, counts_there=counts_there) for v in value)
+    return value
 
 
 def existing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +73,8 @@ def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
     except TypeError as error:
         raise TypeError(f"{name} {error}") from None
     groups = [mesh.get_group(i) for i in range(mesh.ndim)] if hasattr(mesh, "get_group") else [mesh]
+    for group in groups:
+        _note(group)
     if any(group.rank() != place for (_, _, place), group in zip(axes, groups, strict=True)):
         raise ValueError(
             f"{name} orders its ranks otherwise than its process group: build it with ranks ascending"
@@ -142,6 +145,7 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
 
     Raises:
         LayoutError: for a mesh whose ranks are in another order than its process group's.
+        RuntimeError: for a process group that was destroyed.
     """
     groups: Groups = {}
     seen: set[int] = set()
@@ -152,7 +156,7 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
         seen.add(id(mesh))
         for dim, (_, ranks, place) in enumerate(axes_of(mesh)):
             if len(ranks) > 1:
-                group = mesh.get_group(dim)
+                group = _group_of(mesh, dim, tuple(ranks))
                 if group.rank() != place:
                     raise LayoutError(
                         f"dimension {dim} of {mesh} orders its ranks otherwise than its process group: build "
@@ -160,7 +164,72 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
                     )
                 groups.setdefault(tuple(ranks), group)
     groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
+    check_alive(groups, meshes)
     return ordered(groups)
+
+
+_known: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+"""Groups that torch knew when an optimizer read them. It never knows those that other packages make."""
+
+
+def _is_registered(group: ProcessGroup) -> bool:
+    """True for a group that torch knows; False once it was destroyed."""
+    try:
+        torch.distributed.get_backend(group)
+    except (KeyError, TypeError, ValueError):  # a TypeError in torch 2.7
+        return False
+    return True
+
+
+def _note(group: ProcessGroup) -> None:
+    if _is_registered(group):
+        _known.add(group)
+
+
+def _group_of(mesh: Any, dim: int, ranks: Ranks) -> ProcessGroup:
+    """The process group of a dimension of a mesh of a parameter, which torch finds by a name.
+
+    Raises:
+        RuntimeError: where no group has that name any more, or one of other ranks has.
+    """
+    try:
+        group: ProcessGroup = mesh.get_group(dim)
+    except RuntimeError as error:
+        if "resolve the process group" not in str(error):
+            raise
+        raise RuntimeError(_destroyed(ranks, NO_MESHES)) from error
+    _note(group)
+    if group in _known and sorted(torch.distributed.get_process_group_ranks(group)) != sorted(ranks):
+        raise RuntimeError(_destroyed(ranks, NO_MESHES))
+    return group
+
+
+def check_alive(groups: Groups, meshes: Meshes) -> None:
+    """Refuses groups that were destroyed since they were read.
+
+    Some backends go on with such a group, others fail with a text that names none of this.
+
+    Raises:
+        RuntimeError: that says how to go on.
+    """
+    for ranks, group in groups.items():
+        if not _is_registered(group) and group in _known:
+            raise RuntimeError(_destroyed(ranks, meshes))
+
+
+def _destroyed(ranks: Ranks, meshes: Meshes) -> str:
+    if ranks in meshes.groups:
+        shards = tuple(meshes.outer or ()), tuple(meshes.inner or ())
+        name = "outer_shard_mesh and inner_shard_mesh" if ranks in shards else meshes.argument
+        way_on = f"Make a new optimizer whose {name} is a mesh made now, by init_device_mesh(...)"
+    else:
+        way_on = (
+            "Shard the model on a mesh made now, by init_device_mesh(...), and make a new optimizer of it"
+        )
+    return (
+        f"the optimizer needs the process group of the ranks {list(ranks)}, and destroy_process_group() has "
+        f"destroyed it. {way_on}. Then call new.load_state_dict(old.state_dict()), or load a checkpoint"
+    )
 
 
 def ordered(groups: Groups) -> Groups:
@@ -305,7 +374,9 @@ def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor
             own = own.narrow(dim, start, length)
         return as_state(own.clone(memory_format=torch.contiguous_format), param, spec)
     if lies_right(value, param, spec):
-        return value
+        # The process groups of an equal mesh may be those of an earlier init_process_group().
+        is_same = cast("Any", value).device_mesh is cast("Any", param).device_mesh
+        return value if is_same else as_state(local(value), param, spec)
     mesh = cast("Any", param).device_mesh
     moved: Tensor = cast("Any", value).redistribute(mesh, _placements(param, spec["shards"]))
     return moved

@@ -1,0 +1,110 @@
+"""Time of an optimizer against its number of parameters: models with LoRA or experts have thousands."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tests.support.threads import computing_threads
+from torch import Tensor, nn
+
+import oxidion
+
+COUNTS = (100, 5_000, 20_000)
+MOST = 1.1
+"""Exponent of the time from 5,000 to 20,000 parameters."""
+MOST_APART = 1.2
+"""The same for groups, which are dicts of 40 keys: the caches of the processor hold 1,250, and not 5,000."""
+ROUNDS = 4
+"""How often each size is measured at most. Other work on the machine only adds, so the least counts."""
+CASES: dict[str, tuple[tuple[int, ...], bool]] = {
+    "AdamW": ((256,), False),
+    "Muon": ((16, 16), False),
+    "Lion": ((512,), True),
+}
+"""Class, shape of a parameter, and whether each parameter is a group of its own: a quarter as many then.
+
+From 2 MiB of parameters on, memory is asked for ahead, so all but the least size have more.
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_time_is_linear_in_the_number_of_parameters(name: str) -> None:
+    shape, apart = CASES[name]
+    most = MOST_APART if apart else MOST
+    counts = [count // 4 if apart else count for count in COUNTS]
+    few, many = counts[-2:]
+    least: dict[int, dict[str, float]] = defaultdict(dict)
+    with computing_threads(1):
+        taken(name, shape, 2, apart)  # imports and first uses
+        for at in range(ROUNDS):
+            for count in counts if at == 0 else (few, many):
+                for what, seconds in taken(name, shape, count, apart).items():
+                    least[count][what] = min(seconds, least[count].get(what, math.inf))
+            exponents = fitted(least, few, many)
+            if all(exponent <= most for exponent in exponents.values()):
+                break
+    assert max(exponents.values()) <= most, (exponents, dict(least))
+    for what, seconds in least[few].items():
+        assert least[counts[0]][what] <= seconds, ("takes less with more parameters", what, dict(least))
+
+
+def fitted(least: Mapping[int, Mapping[str, float]], few: int, many: int) -> dict[str, float]:
+    return {
+        what: math.log(seconds / least[few][what]) / math.log(many / few)
+        for what, seconds in least[many].items()
+    }
+
+
+def taken(name: str, shape: tuple[int, ...], count: int, apart: bool) -> dict[str, float]:
+    """Seconds of the processor by what is done with so many parameters."""
+    params = [nn.Parameter(torch.zeros(shape)) for _ in range(count)]
+    for param in params:
+        param.grad = torch.ones(shape)
+    given = [{"params": [param]} for param in params] if apart else params
+    made: list[Any] = []
+    seconds = {"construction": clocked(lambda: made.append(getattr(oxidion, name)(given)))}
+    optimizer, saved = made[0], []
+    seconds["first step"] = clocked(optimizer.step)
+    seconds["warm step"] = min(clocked(optimizer.step) for _ in range(3))
+    seconds["state_dict()"] = clocked(lambda: saved.append(optimizer.state_dict()))
+    seconds["load_state_dict()"] = clocked(lambda: optimizer.load_state_dict(saved[0]))
+    more = nn.Parameter(torch.zeros(shape))
+    more.grad = torch.ones(shape)
+    seconds["group added"] = clocked(
+        lambda: (optimizer.add_param_group({"params": [more]}), optimizer.step())
+    )
+    return seconds
+
+
+def clocked(act: Callable[[], object]) -> float:
+    """Seconds of this thread, without the one that has memory cleared, and without garbage collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.thread_time()
+        act()
+        return time.thread_time() - start
+    finally:
+        gc.enable()
+
+
+def test_construction_of_20_000_parameters_takes_a_second() -> None:
+    params = [nn.Parameter(torch.zeros(256)) for _ in range(20_000)]
+    oxidion.AdamW([nn.Parameter(torch.zeros(2))])
+    assert min(clocked(lambda: oxidion.AdamW(params)) for _ in range(3)) < 1.0
+
+
+def test_pinned_memory_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Tensor] = []
+    own = Tensor.is_pinned
+    monkeypatch.setattr(Tensor, "is_pinned", lambda self: (looks.append(self), own(self))[1])
+    params = [nn.Parameter(torch.zeros(1024)) for _ in range(1000)]
+    oxidion.AdamW(params)
+    assert len(looks) <= len(params)
