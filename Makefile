@@ -14,7 +14,7 @@
 #   DION=~/src/dion     with `device-pack`: a checkout of microsoft/dion to race against
 #   REPORT=report.json  with `device-report`: what `.device/go` has left
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
-#   ARGS=...            with `demo`, `demo-dist`, `quick`, `test`, `mutants`, `fuzz`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
+#   ARGS=...            with `demo`, `demo-dist`, `quick`, `test`, `mutants`, `fuzz`, `asan`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
 
 PYTHON ?= python3
 TORCH ?= 2.11
@@ -66,7 +66,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda asan miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -98,6 +98,15 @@ frameworks: $(VENV)/.frameworks-$(TORCH) ## Install the frameworks that the area
 
 mutants: build $(SHIM_OF_TESTS) ## Plant small faults in a copy of the sources and tell which of them the tests find (at night)
 	PYTHONPATH=tests python -m mutants --jobs $(JOBS) --areas $(ARGS)
+
+asan: build ## Run what Python does within a step with the core under AddressSanitizer, which needs nightly Rust and libasan (15 minutes)
+	RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo +nightly build --release --lib --features extension-module \
+		--target x86_64-unknown-linux-gnu --config profile.release.package.oxidion.codegen-units=64
+	mkdir -p target/asan/package && cp -r python/oxidion target/asan/package/
+	cp target/asan/x86_64-unknown-linux-gnu/release/lib_oxidion.so target/asan/package/oxidion/_oxidion.abi3.so
+	PYTHONPATH=target/asan/package ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+		python -m pytest -q tests/contract/test_python_in_a_step.py -k survives $(ARGS)
 
 miri: ## Run the rooms of the core that need no libtorch under Miri, which finds undefined behaviour (five minutes)
 	@found=$$(rustup component list --toolchain nightly --installed 2>&1); \

@@ -12,6 +12,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/TorchDispatchUtils.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/version.h>
 
@@ -54,10 +55,31 @@ OXIDION_PUBLIC const char *oxidion_shim_abi() { return OXIDION_SHIM_ABI; }
 
 OXIDION_PUBLIC const char *oxidion_torch_version() { return TORCH_VERSION; }
 
+/// A storage that is held, and the tensor that had it: what the core calls `Entry`.
+struct OxidionHeld {
+  const c10::TensorImpl *object;
+  /// Where the address of the tensor stands as long as it is alive; null where somebody keeps it.
+  const c10::TensorImpl *const *owner;
+  c10::StorageImpl *storage;
+  const void *address;
+  size_t bytes;
+};
+
+namespace {
+/// Takes a reference to the storage of a tensor, which keeps its memory while the tensor gets another one.
+void hold(const at::Tensor &t, OxidionHeld *held) {
+  auto *storage = t.storage().unsafeGetStorageImpl();
+  held->address = storage->data();
+  held->bytes = storage->nbytes();
+  held->storage = storage;
+  c10::raw::intrusive_ptr::incref(storage);
+}
+} // namespace
+
 /// The memory of a tensor of this type and shape that is contiguous on a CUDA device, or below 0 on the CPU, and counts its
-/// changes, or null.
+/// changes, or null. With `held` its storage is held.
 OXIDION_PUBLIC void *oxidion_memory(const at::Tensor *t, int kind, int device, uint8_t dims,
-                                    const uint32_t *sizes) noexcept {
+                                    const uint32_t *sizes, OxidionHeld *held) noexcept {
   try {
     const auto place = t->device();
     const bool there = device < 0 ? place.is_cpu() : place.is_cuda() && place.index() == device;
@@ -70,22 +92,102 @@ OXIDION_PUBLIC void *oxidion_memory(const at::Tensor *t, int kind, int device, u
       if (actual[d] != static_cast<int64_t>(sizes[d]))
         return nullptr;
     const auto end = static_cast<size_t>(t->storage_offset() + t->numel()) * t->itemsize();
-    return end <= t->storage().nbytes() ? t->data_ptr() : nullptr;
+    auto *memory = end <= t->storage().nbytes() ? t->data_ptr() : nullptr;
+    if (memory && held)
+      hold(*t, held);
+    return memory;
   } catch (...) {
     return nullptr;
   }
 }
 
-/// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
+/// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has: none for one
+/// that only stands for zeros.
 OXIDION_PUBLIC void oxidion_storage(const at::Tensor *t, size_t *needed, size_t *there) noexcept {
   *needed = *there = 0;
   try {
     if (t->layout() == at::kStrided && t->has_storage()) {
       *needed = at::detail::computeStorageNbytes(t->sizes(), t->strides(), t->itemsize(), t->storage_offset());
-      *there = t->storage().nbytes();
+      *there = t->storage().data() ? t->storage().nbytes() : 0;
     }
   } catch (...) {
   }
+}
+
+/// Holds the storage of a tensor, if it has one.
+OXIDION_PUBLIC bool oxidion_hold(const at::Tensor *t, OxidionHeld *held) noexcept {
+  try {
+    if (t->layout() != at::kStrided || !t->has_storage())
+      return false;
+    hold(*t, held);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// True if these tensors still have the storages that were held, with the memory that they had then. `ahead`: how many
+/// stand behind them, whose memory is asked for.
+OXIDION_PUBLIC bool oxidion_are_held(const OxidionHeld *all, size_t count, size_t ahead) noexcept {
+  constexpr size_t far = 24, near = 12;
+  try {
+    for (size_t i = 0; i < count; ++i) {
+      if (i + far < count + ahead) {
+        __builtin_prefetch(all[i + far].object);
+        __builtin_prefetch(all[i + near].storage);
+      }
+      const auto &[object, owner, storage, address, bytes] = all[i];
+      const bool there = !owner || *static_cast<const c10::TensorImpl *const volatile *>(owner) == object;
+      if (!there || object->unsafe_storage().unsafeGetStorageImpl() != storage || storage->data() != address ||
+          storage->nbytes() != bytes)
+        return false;
+    }
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// Gives back the references to storages.
+OXIDION_PUBLIC void oxidion_release(const OxidionHeld *all, size_t count) noexcept {
+  constexpr size_t near = 12;
+  for (size_t i = 0; i < count; ++i) {
+    if (i + near < count)
+      __builtin_prefetch(all[i + near].storage, 1);
+    try {
+      c10::raw::intrusive_ptr::decref(all[i].storage);
+    } catch (...) {
+    }
+  }
+}
+
+/// Takes further references.
+OXIDION_PUBLIC void oxidion_hold_again(const OxidionHeld *all, size_t count) noexcept {
+  for (size_t i = 0; i < count; ++i)
+    c10::raw::intrusive_ptr::incref(all[i].storage);
+}
+
+namespace {
+/// Keys by which operations enter Python: modes, subclasses of tensors, functorch.
+constexpr c10::DispatchKeySet python_keys({at::DispatchKey::Python, at::DispatchKey::PythonTLSSnapshot,
+                                           at::DispatchKey::PythonDispatcher,
+                                           at::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                           at::DispatchKey::FuncTorchDynamicLayerBackMode});
+} // namespace
+
+/// Has operations of this thread enter Python, or keeps them from it, until `oxidion_dispatch_as_before` gets the result.
+OXIDION_PUBLIC void *oxidion_dispatch_to_python(bool enters) noexcept {
+  try {
+    const auto own = c10::impl::tls_local_dispatch_key_set();
+    const auto excluded = enters ? own.excluded_ - python_keys : own.excluded_ | python_keys;
+    return new c10::impl::ForceDispatchKeyGuard(own.included_, excluded);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+OXIDION_PUBLIC void oxidion_dispatch_as_before(void *guard) noexcept {
+  delete static_cast<c10::impl::ForceDispatchKeyGuard *>(guard);
 }
 
 OXIDION_PUBLIC const at::Tensor *oxidion_grad(const c10::TensorImpl *object) noexcept { return &object->grad(); }
@@ -100,7 +202,7 @@ OXIDION_PUBLIC void oxidion_bump_version(const at::Tensor *t) noexcept { t->unsa
 // Python objects, without pybind11's header: it would tie the library to one version of Python.
 struct _object;
 typedef struct _object PyObject;
-extern "C" int PyObject_IsInstance(PyObject *, PyObject *);
+extern "C" int PyType_IsSubtype(void *, void *);
 extern PyObject *THPVariableClass;
 PyObject *THPVariable_Wrap(const at::TensorBase &);
 
@@ -121,7 +223,8 @@ OXIDION_PUBLIC const void *oxidion_cdata(PyObject *object) noexcept {
 }
 
 OXIDION_PUBLIC bool thp_variable_check(PyObject *object) {
-  return THPVariableClass && PyObject_IsInstance(object, THPVariableClass) == 1;
+  // `isinstance` would ask the object, which may claim to be what it is not.
+  return THPVariableClass && PyType_IsSubtype(reinterpret_cast<Object *>(object)->head[1], THPVariableClass);
 }
 
 OXIDION_PUBLIC PyObject *thp_variable_wrap(tensor t) {

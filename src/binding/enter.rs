@@ -1,4 +1,4 @@
-//! The one way into the core: interpreter released, gradients off, panics turned into errors.
+//! The one way into the core: interpreter released, gradients and modes of torch off, panics turned into errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,11 +7,13 @@ use pyo3::prelude::*;
 use super::error::to_python;
 use crate::error::{Error, Result};
 use crate::linalg::OneThread;
+use crate::tensor::Dispatch;
 use crate::threads;
 
 /// Entering the core from Python.
 pub(super) trait Enter {
-    /// Runs `work` on this thread without the interpreter and without recording gradients.
+    /// Runs `work` on this thread without the interpreter, without recording gradients, and with operations of libtorch that
+    /// do not enter Python.
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R>;
 }
 
@@ -20,6 +22,7 @@ impl Enter for Python<'_> {
         let guarded = || {
             // In a forked child it would wait for ever for threads that stayed with the parent.
             let _alone = threads::is_forked().then(OneThread::begin);
+            let _below = Dispatch::to_python(false);
             catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
                 let said = panic
                     .downcast_ref::<String>()

@@ -18,7 +18,7 @@ use crate::linalg::random::Key;
 use crate::session::enter_device;
 use crate::spec::Options;
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{DType, Device};
+use crate::tensor::{DType, Device, require_memory};
 use crate::threads;
 
 /// Sources of the kernels of polar factors.
@@ -67,9 +67,16 @@ fn take(x: &Bound<'_, PyAny>) -> PyResult<Taken> {
     if !matches!(tensor.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
         return Err(PyTypeError::new_err(format!("x must be real floating-point, got {:?}", tensor.kind())));
     }
-    let copy = tensor.f_detach().and_then(|t| t.f_contiguous()).and_then(|t| t.f_detach_copy());
-    let tensor = copy.map_err(|e| PyValueError::new_err(e.to_string()))?;
+    let tensor = own(x.py(), tensor)?;
     Ok(Taken { tensor, form: Form::Tensor, place })
+}
+
+/// A contiguous copy of a tensor that a caller has.
+fn own(py: Python<'_>, tensor: Tensor) -> PyResult<Tensor> {
+    py.enter(move || {
+        require_memory(&tensor)?;
+        Ok(tensor.f_detach()?.f_contiguous()?.f_detach_copy()?)
+    })
 }
 
 fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'py, PyAny>> {
@@ -183,7 +190,7 @@ fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<Taken> {
     if tensor.kind() != Kind::Uint8 {
         return Err(PyTypeError::new_err(format!("codes must be uint8, got {:?}", tensor.kind())));
     }
-    let tensor = tensor.f_detach().and_then(|t| t.f_contiguous()).map_err(wrong)?;
+    let tensor = own(codes.py(), tensor)?;
     Ok(Taken { tensor, form: Form::Tensor, place })
 }
 

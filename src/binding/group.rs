@@ -15,7 +15,7 @@ use crate::linalg::orthonormalizer::Function;
 use crate::plan::{GroupSpec, Place};
 use crate::session::{AverageRule, AverageStep};
 use crate::spec::{Callback, Hyper, OptionValue, Options};
-use crate::tensor::{DType, Device, is_emulated};
+use crate::tensor::{DType, Device, Dispatch, is_emulated};
 
 /// The parameters of a group.
 pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
@@ -90,6 +90,7 @@ fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     };
     let (identity, object) = (function.as_ptr() as usize, function.clone().unbind());
     let call: Function = Box::new(move |batch, epsilon| {
+        let _above = Dispatch::to_python(true);
         Python::attach(|py| {
             let arguments = PyDict::new(py);
             arguments.set_item("epsilon", epsilon)?;

@@ -8,6 +8,7 @@ mod error;
 mod functional;
 mod group;
 mod handles;
+mod logs;
 mod plan;
 mod session;
 mod tensor;
@@ -17,9 +18,7 @@ use pyo3::prelude::*;
 /// The extension module.
 #[pymodule(gil_used = true)]
 fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // Levels are asked for at every record, so that a level set later counts. A second import in the same process
-    // finds the logger installed, which is what is wanted.
-    let _ = pyo3_log::Logger::new(module.py(), pyo3_log::Caching::Loggers)?.install();
+    logs::install(module.py())?;
     tensor::check_shim()?;
     enter::check_instruction_sets()?;
     enter::keep_libtorch_from_hidden_tiles(module.py())?;

@@ -15,11 +15,12 @@ use super::enter::Enter;
 use super::error::to_python;
 use super::handles::GradientLayout;
 use super::plan::PyPlan;
-use super::{group, handles, tensor};
+use super::{group, handles, logs, tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::{Details, FastPath, Session};
+use crate::session::{AverageStep, Details, FastPath, Session};
+use crate::spec::Hyper;
 use crate::tensor::DType;
 use crate::threads;
 
@@ -94,6 +95,9 @@ impl PySession {
             }
         }
         inner.own(owners);
+        if plan.groups.iter().any(|group| group.options.has_functions()) {
+            inner.expect_functions();
+        }
         let mut keep = Vec::new();
         let known = tensor::Known::of(state, &params, &objects, &mut keep)?;
         Ok(Self {
@@ -181,8 +185,8 @@ impl PySession {
 
     /// Gives the step that has begun the local part of a gradient that was redistributed.
     fn place_gradient(&self, at: usize, local: &Bound<'_, PyAny>) -> PyResult<()> {
-        let local = tensor::unpack(local, "gradient")?;
-        self.lock().map_err(to_python)?.place_gradient(at, &local).map_err(to_python)
+        let tensor = tensor::unpack(local, "gradient")?;
+        local.py().enter(move || self.lock()?.place_gradient(at, &tensor))
     }
 
     /// The parameters of which the ranks of an axis hold copies.
@@ -248,17 +252,17 @@ impl PySession {
 
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
-        py.enter(|| self.lock()?.compute(k))
+        logs::after(|| py.enter(|| self.lock()?.compute(k)))
     }
 
     /// Works on the averages of the weights, before or after the instructions of the step that has begun.
     fn average(&self, py: Python<'_>, is_late: bool) -> PyResult<()> {
-        py.enter(|| self.lock()?.average(is_late))
+        logs::after(|| py.enter(|| self.lock()?.average(is_late)))
     }
 
     /// Ends the step; returns the parameters and states that were written and whose changes are still to be counted.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let uncounted = py.enter(|| self.lock()?.end());
+        let uncounted = logs::after(|| py.enter(|| self.lock()?.end()));
         self.stepping.store(false, Ordering::Release);
         let uncounted = uncounted?;
         let list = PyList::empty(py);
@@ -305,83 +309,101 @@ impl PySession {
         grad_factor: f64,
         num_threads: usize,
     ) -> PyResult<bool> {
+        let Some((params, live)) = self.read(groups, grad_factor)? else { return Ok(false) };
+        threads::set(num_threads);
+        let mut closely = Vec::new();
+        {
+            let mut inner = self.lock().map_err(to_python)?;
+            let objects = params.iter().flat_map(|list| list.iter());
+            for (at, object) in objects.enumerate() {
+                if !self.params.get(at).is_some_and(|p| p.is(&object)) {
+                    return Ok(false);
+                }
+                if inner.try_fast(at) == FastPath::Unknown {
+                    closely.push((at, object));
+                }
+            }
+        }
         let (mut grads, mut misplaced) = (Vec::new(), Vec::new());
-        let mut at = 0;
+        for (at, object) in closely {
+            match self.look_closely(py, at, &object)? {
+                Look::Absent => {}
+                Look::Ready(local) => grads.push((at, local)),
+                Look::Misplaced(room) => {
+                    grads.push((at, room));
+                    misplaced.push(at);
+                }
+                Look::Changed => return Ok(false),
+            }
+        }
+        *self.misplaced() = misplaced;
+        let Live { hypers, rates, factors, steps, averages } = live;
+        py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps, &averages)).map(|()| true)
+    }
+
+    /// The parameters of the groups and what steps read of each; none where the plan is not theirs. All of it is read before
+    /// memory is looked for, as a value may run Python.
+    #[allow(clippy::type_complexity)] // plain values for one caller
+    fn read<'py>(
+        &self,
+        groups: &[Bound<'py, PyDict>],
+        grad_factor: f64,
+    ) -> PyResult<Option<(Vec<Bound<'py, PyList>>, Live)>> {
         for (group, settings) in groups.iter().zip(&self.groups) {
             if group::spec(group)? != *settings {
-                return Ok(false);
-            }
-            let params = group::params(group)?;
-            let mut closely = Vec::new();
-            {
-                let mut inner = self.lock().map_err(to_python)?;
-                for object in params.iter() {
-                    if !self.params.get(at).is_some_and(|p| p.is(&object)) {
-                        return Ok(false);
-                    }
-                    if inner.try_fast(at) == FastPath::Unknown {
-                        closely.push((at, object));
-                    }
-                    at += 1;
-                }
-            }
-            for (at, object) in closely {
-                if !self.local_is_bound(&object, at)? {
-                    return Ok(false);
-                }
-                let own = tensor::unpack(&handles::local(&object)?, "parameter")?;
-                {
-                    let mut inner = self.lock().map_err(to_python)?;
-                    inner.hold(at, own);
-                    if !inner.fits(at) {
-                        return Ok(false);
-                    }
-                }
-                let grad = object.getattr(intern!(py, "grad"))?;
-                if grad.is_none() {
-                    continue;
-                }
-                if self.unplanned[at] {
-                    return Ok(false);
-                }
-                let found = gradient(&object, &grad, self.plan.params[at].spec.dtype)
-                    .map_err(|e| super::error::with_name(py, &e, &self.plan.params[at].spec.name))?;
-                match found {
-                    Gradient::Ready { local, added } => {
-                        if !self.plan.params[at].layout.contributions().eq(added) {
-                            return Ok(false);
-                        }
-                        grads.push((at, local));
-                    }
-                    Gradient::Misplaced(kind) => {
-                        if self.plan.params[at].layout.contributions().next().is_some() {
-                            return Ok(false);
-                        }
-                        let room = self.lock().map_err(to_python)?.gradient_room(at, kind);
-                        grads.push((at, room.map_err(to_python)?));
-                        misplaced.push(at);
-                    }
-                }
+                return Ok(None);
             }
         }
-        if at != self.params.len() {
-            return Ok(false);
-        }
-        threads::set(num_threads);
+        let mut live = Live::default();
         let plan = &self.plan;
-        let (mut hypers, mut rates, mut factors, mut steps) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let places = plan.algorithm_groups.iter().zip(&plan.algorithm_devices);
         for (algorithm, (&number, &device)) in plan.algorithms.iter().zip(places) {
             let rate = group::rate_at(&groups[number], device)?;
-            hypers.push(group::hyper(&groups[number], algorithm, rate.is_some())?);
-            rates.push(rate);
-            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
-            steps.push(group::step(&groups[number])?);
+            live.hypers.push(group::hyper(&groups[number], algorithm, rate.is_some())?);
+            live.rates.push(rate);
+            live.factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
+            live.steps.push(group::step(&groups[number])?);
         }
-        let averages = groups.iter().map(group::average).collect::<PyResult<Vec<_>>>()?;
-        *self.misplaced() = misplaced;
-        py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps, &averages)).map(|()| true)
+        live.averages = groups.iter().map(group::average).collect::<PyResult<Vec<_>>>()?;
+        let params = groups.iter().map(group::params).collect::<PyResult<Vec<_>>>()?;
+        if params.iter().map(|list| list.len()).sum::<usize>() != self.params.len() {
+            return Ok(None);
+        }
+        Ok(Some((params, live)))
+    }
+
+    /// Looks at a parameter of which the fast path does not know enough.
+    fn look_closely(&self, py: Python<'_>, at: usize, object: &Bound<'_, PyAny>) -> PyResult<Look> {
+        if !self.local_is_bound(object, at)? {
+            return Ok(Look::Changed);
+        }
+        let planned = &self.plan.params[at];
+        let own = tensor::unpack(&handles::local(object)?, "parameter")?;
+        {
+            let mut inner = self.lock().map_err(to_python)?;
+            inner.hold(at, own);
+            if !inner.fits(at) {
+                return Ok(Look::Changed);
+            }
+        }
+        let grad = object.getattr(intern!(py, "grad"))?;
+        if grad.is_none() {
+            return Ok(Look::Absent);
+        }
+        if self.unplanned[at] {
+            return Ok(Look::Changed);
+        }
+        let found = gradient(object, &grad, planned.spec.dtype)
+            .map_err(|e| super::error::with_name(py, &e, &planned.spec.name))?;
+        match found {
+            Gradient::Ready { local, added } if planned.layout.contributions().eq(added.iter().copied()) => {
+                Ok(Look::Ready(local))
+            }
+            Gradient::Misplaced(kind) if planned.layout.contributions().next().is_none() => {
+                py.enter(|| self.lock()?.gradient_room(at, kind)).map(Look::Misplaced)
+            }
+            _ => Ok(Look::Changed),
+        }
     }
 
     fn misplaced(&self) -> MutexGuard<'_, Vec<usize>> {
@@ -404,6 +426,28 @@ impl PySession {
             None => Ok(false),
         }
     }
+}
+
+/// Numbers that a step reads of the groups, by the plan's algorithms; averages by group.
+#[derive(Default)]
+struct Live {
+    hypers: Vec<Hyper>,
+    rates: Vec<Option<Tensor>>,
+    factors: Vec<f64>,
+    steps: Vec<u64>,
+    averages: Vec<Option<AverageStep>>,
+}
+
+/// Outcome of a close look at a parameter.
+enum Look {
+    /// It has no gradient.
+    Absent,
+    /// It has this one.
+    Ready(Tensor),
+    /// Its gradient has to be redistributed, to this memory.
+    Misplaced(Tensor),
+    /// It is not as it was planned.
+    Changed,
 }
 
 /// The gradient of a parameter, as far as this process holds it.

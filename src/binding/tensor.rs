@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
-use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, Owner, prefetch};
+use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, Owner, has_dispatch, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -56,15 +56,18 @@ pub(super) fn is_plain(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// them would re-enter Python and act on something else than their memory.
 pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
     let py = object.py();
+    let no_memory = |object: &Bound<'_, PyAny>| {
+        let name = object.get_type().name().map_or_else(|_| "another object".into(), |name| name.to_string());
+        PyTypeError::new_err(format!("{what} must be a torch.Tensor with memory of its own, got {name}"))
+    };
     if !is_plain(object)? {
-        let (tensor, ty) = (TENSOR.import(py, "torch", "Tensor")?, object.get_type());
+        let tensor = TENSOR.import(py, "torch", "Tensor")?;
         let dispatch = intern!(py, "__torch_dispatch__");
-        let plain = object.is_instance(tensor)? && ty.getattr(dispatch)?.is(&tensor.getattr(dispatch)?);
-        if !plain {
-            return Err(PyTypeError::new_err(format!(
-                "{what} must be a torch.Tensor with memory of its own, got {}",
-                ty.name()?
-            )));
+        // Not by `isinstance`, which asks the object's attribute `__class__`.
+        // SAFETY: both are objects that are borrowed, the second one a type.
+        let is_tensor = unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), tensor.as_type_ptr()) } != 0;
+        if !is_tensor || !object.get_type().getattr(dispatch)?.is(&tensor.getattr(dispatch)?) {
+            return Err(no_memory(object));
         }
     }
     // SAFETY: the object is an instance of torch.Tensor, checked above, and alive while `object` borrows it.
@@ -72,6 +75,10 @@ pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> 
     let tensor = unpacked
         .map_err(|e| to_python(e.into()))?
         .ok_or_else(|| PyTypeError::new_err(format!("{what} must be a torch.Tensor")))?;
+    // The tensor itself says it too: an object may have been given another class.
+    if has_dispatch(&tensor) {
+        return Err(no_memory(object));
+    }
     if Device::of(&tensor).is_err() {
         return Err(elsewhere(object, what)?);
     }

@@ -169,6 +169,7 @@ impl Session {
         if self.averages.is_empty() {
             return Ok(());
         }
+        self.look_again(self.averages.iter().map(|(at, ..)| *at))?;
         let plan = Arc::clone(&self.plan);
         for device in plan.devices() {
             let _there = self.enter(device)?;

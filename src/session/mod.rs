@@ -1,6 +1,6 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
-mod apart;
+mod alias;
 mod average;
 mod buffers;
 mod cadence;
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use apart::Apart;
+use alias::AliasCheck;
 use average::{AverageCounters, AveragePlaces, AverageUpdate};
 pub use average::{AverageRule, AverageStep};
 use buffers::stage_shards;
@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::plan::{Bucket, Param, Plan, Redistribution, Step};
 use crate::spec::Hyper;
-use crate::tensor::{FlatPtr, Owner};
+use crate::tensor::{FlatPtr, Held, Owner};
 
 /// Parameters by name with whether each has a gradient, and for each algorithm its group and its scalars by name.
 pub type Details = (Vec<(String, bool)>, Vec<(usize, Vec<(String, f64)>)>);
@@ -47,10 +47,14 @@ pub struct Session {
     streams: Vec<usize>,
     /// True if a parameter or a state is more than numbers of its type.
     encoded: bool,
+    /// True if steps call functions of the user.
+    calls_back: bool,
     /// Sources of kernels that steps ask for.
     sources: Vec<&'static str>,
     bound: Vec<BoundParam>,
-    apart: Apart,
+    /// Storages of the parameters, states and gradients of the step that has begun.
+    held: Held,
+    alias: AliasCheck,
     /// The memory of the buckets' buffers and messages.
     memory: Memory,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
@@ -115,6 +119,7 @@ fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Re
         grad: None,
         counter,
         average: AveragePlaces::of(planned),
+        held: 0..0,
         steps: 0.0,
         fast: false,
         took_fast_path: false,
@@ -145,7 +150,7 @@ impl Session {
             let counts = plan.algorithms[planned.algorithm].counted();
             bound.push(bind(planned, param, states, counts)?);
         }
-        let apart = Apart::of(&bound, &plan)?;
+        let alias = AliasCheck::of(&bound, &plan)?;
         let memory = Memory::new(&plan, arena)?;
         let shards = plan.computes.iter().map(|compute| {
             let bucket = &plan.buckets[compute.bucket];
@@ -163,10 +168,12 @@ impl Session {
             plan,
             streams: Vec::new(),
             encoded,
+            calls_back: false,
             sources,
             due,
             bound,
-            apart,
+            held: Held::default(),
+            alias,
             memory,
             shards,
             fixed,
@@ -189,6 +196,11 @@ impl Session {
             one.param.own(owner);
             one.param.let_go();
         }
+    }
+
+    /// Says that steps call functions of the user, which can do anything to what a step uses.
+    pub fn expect_functions(&mut self) {
+        self.calls_back = true;
     }
 
     /// The plan.
@@ -245,6 +257,8 @@ impl Session {
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let _there = self.enter(plan.buckets[compute.bucket].shape.device)?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
+        self.look_again(bucket.units.iter().map(|unit| unit.param))?;
+        let _in_use = self.use_in_functions(bucket);
         for positions in self.batches(number, &compute.steps) {
             for (at, step) in compute.steps.iter().enumerate() {
                 if step.guarded() && !self.due[number] {

@@ -6,8 +6,9 @@ use super::Session;
 use super::average::AverageStep;
 use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_written};
 use crate::error::{Error, Result};
+use crate::plan::Bucket;
 use crate::spec::Hyper;
-use crate::tensor::{Device, FlatPtr, Watch};
+use crate::tensor::{Device, FlatPtr, InUse, Watch};
 
 /// Distance of prefetching: memory of the parameter that is so many ahead of the current one is asked for; half as many
 /// ahead, what that points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
@@ -26,7 +27,8 @@ impl Session {
     #[inline]
     pub fn try_fast(&mut self, i: usize) -> FastPath {
         self.ask_ahead(i);
-        self.bound.get_mut(i).map_or(FastPath::Unknown, BoundParam::try_fast)
+        let Self { bound, held, .. } = self;
+        bound.get_mut(i).map_or(FastPath::Unknown, |bound_param| bound_param.try_fast(held))
     }
 
     /// Asks for the memory of the parameters that are looked at next.
@@ -102,6 +104,10 @@ impl Session {
     }
 
     fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {
+        // Python has run to find these gradients, and by what devices log.
+        if !grads.is_empty() || self.plan.devices().any(|device| device != Device::Cpu) {
+            self.look_again(0..self.bound.len())?;
+        }
         for (i, grad) in &grads {
             let (bound_param, name) = (&self.bound[*i], &self.plan.params[*i].spec.name);
             check_gradient(grad, bound_param.param.tensor()?, name)?;
@@ -109,9 +115,10 @@ impl Session {
         }
         for (i, grad) in grads {
             let planned = &self.plan.params[i];
-            self.bound[i].take(Some(grad), planned, steps.get(planned.algorithm).copied().unwrap_or(0))?;
+            let step = steps.get(planned.algorithm).copied().unwrap_or(0);
+            self.bound[i].take(Some(grad), planned, step, &mut self.held)?;
         }
-        self.apart.look(&mut self.bound, &self.plan)
+        self.alias.look(&mut self.bound, &self.plan)
     }
 
     /// Memory of this type for a gradient of parameter `i` that is still to be redistributed.
@@ -139,6 +146,34 @@ impl Session {
             bound_param.grad = None;
             bound_param.param.let_go();
         }
+        self.held.clear();
+    }
+
+    /// Looks again at the memory of the parameters that take part in the step that has begun, for Python has run since.
+    ///
+    /// # Errors
+    /// `Error::Mode` that names a parameter whose memory is another one.
+    pub(super) fn look_again(&self, which: impl Iterator<Item = usize>) -> Result<()> {
+        let mut last = usize::MAX;
+        for at in which.filter(|at| std::mem::replace(&mut last, *at) != *at) {
+            self.bound[at].look_again(&self.held, &self.plan.params[at])?;
+        }
+        self.memory.look_again()
+    }
+
+    /// Has functions of the user, if there are any, look again at what a bucket uses, until the result is dropped.
+    pub(super) fn use_in_functions(&self, bucket: &Bucket) -> Option<InUse> {
+        if !self.calls_back {
+            return None;
+        }
+        let mut params: Vec<usize> = bucket.units.iter().map(|unit| unit.param).collect();
+        params.dedup();
+        let named = |at: usize| {
+            let held = self.held.again(self.bound[at].held.clone());
+            (held, self.plan.params[at].spec.name.clone())
+        };
+        let workspace = (self.memory.held_again(), "the workspace of the optimizer".to_owned());
+        Some(InUse::begin(params.into_iter().map(named).chain([workspace]).collect()))
     }
 
     /// Ends a step: brings staged copies home, lets go of the gradients and counts the changes of what was written.
@@ -156,7 +191,10 @@ impl Session {
             }
             watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
             let bound_param = &mut self.bound[i];
-            if bound_param.grad.take().is_some() {
+            if bound_param.grad.is_some() {
+                if bound_param.counter.is_some() {
+                    bound_param.look_again(&self.held, &self.plan.params[i])?;
+                }
                 bound_param.count();
                 bound_param.param.commit()?;
                 bound_param.states.iter_mut().try_for_each(BoundTensor::commit)?;
@@ -165,9 +203,12 @@ impl Session {
                 if !counted {
                     uncounted.push(i);
                 }
+                // An object that goes may run Python: what is used of the others is looked at before.
+                bound_param.grad = None;
             }
             bound_param.param.let_go();
         }
+        self.held.clear();
         Ok(uncounted)
     }
 }

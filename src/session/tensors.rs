@@ -1,5 +1,7 @@
 //! Tensors of the user that a session works on, and what it refuses of them.
 
+use std::ops::Range;
+
 use tch::Tensor;
 
 use super::average::AveragePlaces;
@@ -8,8 +10,8 @@ use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Param;
 use crate::tensor::{
-    Blocks, DType, Device, Encoding, FlatPtr, Gradient, Owner, Places, Rounding, Watch, address_of,
-    storage_bytes,
+    Blocks, DType, Device, Elements, Encoding, FlatPtr, Gradient, Held, Owner, Places, Rounding, Watch,
+    address_of, check_storage, replaced, require_memory,
 };
 
 /// Separates the random numbers by which parameters are rounded from those of other uses.
@@ -26,6 +28,8 @@ pub(super) struct BoundTensor {
     dtype: DType,
     device: Device,
     staged: Option<Tensor>,
+    /// The bytes of the tensor's elements where it was not contiguous when its memory was looked for.
+    strided: Option<Box<Elements>>,
     pub(super) flat: FlatPtr,
     /// Encoding of the elements, if they are more than numbers of their type.
     pub(super) encoding: Option<Box<Encoding>>,
@@ -42,6 +46,7 @@ impl BoundTensor {
             dtype,
             device,
             staged: None,
+            strided: None,
             flat: FlatPtr::EMPTY,
             encoding: None,
             watch: None,
@@ -76,12 +81,18 @@ impl BoundTensor {
         }
     }
 
-    /// Address and bytes of the memory that the elements fill without a gap, if they do.
-    pub(super) fn extent(&self) -> Option<(usize, usize)> {
-        let Some(tensor) = &self.tensor else { return Some((self.flat.address(), self.flat.bytes())) };
-        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
-        // What is not contiguous is worked on in a copy.
-        (bytes > 0 && tensor.is_contiguous()).then(|| (address_of(tensor), bytes))
+    /// The bytes of the tensor's own elements, those of a copy aside; none where there are none.
+    pub(super) fn elements(&self) -> Option<Elements> {
+        match (&self.tensor, &self.strided) {
+            (Some(tensor), _) => Elements::of(tensor),
+            (None, Some(strided)) => Some(strided.as_ref().clone()),
+            (None, None) => Elements::solid(self.flat.address(), self.flat.bytes()),
+        }
+    }
+
+    /// Address of the first of them.
+    pub(super) fn address(&self) -> usize {
+        self.strided.as_ref().map_or_else(|| self.flat.address(), |strided| strided.bounds()[0])
     }
 
     /// As `new`, of a tensor that is looked at in every step.
@@ -92,20 +103,20 @@ impl BoundTensor {
 
     /// Finds the memory anew, where a fast path suffices for that.
     #[inline]
-    fn peek(&mut self) -> bool {
-        let Some(flat) = self.watch.as_ref().and_then(Watch::memory) else { return false };
-        self.flat = flat;
+    fn peek(&mut self, held: &mut Held) -> bool {
+        let Some(flat) = self.watch.as_ref().and_then(|watch| watch.memory(held)) else { return false };
+        (self.flat, self.strided) = (flat, None);
         true
     }
 
-    /// Finds the memory anew: the user may have swapped it since the last step.
+    /// Finds the memory anew, and holds it: the user may have swapped it since the last step.
     ///
     /// # Errors
     /// `Error::Value` for a tensor without memory, or with elements that share it.
-    pub(super) fn refresh(&mut self) -> Result<()> {
+    pub(super) fn refresh(&mut self, held: &mut Held) -> Result<()> {
         // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
         let tensor = self.tensor()?;
-        check_storage(tensor)?;
+        require_memory(tensor)?;
         let staged = if tensor.f_is_neg()? {
             Some(tensor.f_resolve_neg()?.f_contiguous()?)
         } else if tensor.is_contiguous() {
@@ -113,12 +124,14 @@ impl BoundTensor {
         } else {
             Some(tensor.f_contiguous()?)
         };
+        let strided = if staged.is_some() { Elements::of(tensor).map(Box::new) } else { None };
         let tensor = staged.as_ref().unwrap_or(tensor);
         if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
         self.flat = FlatPtr::typed(tensor, self.dtype)?.on(self.device);
-        (self.staged, self.encoding) = (staged, None);
+        held.push(self.tensor()?);
+        (self.staged, self.strided, self.encoding) = (staged, strided, None);
         Ok(())
     }
 
@@ -130,7 +143,7 @@ impl BoundTensor {
     /// Replaces a gradient by a copy of its own.
     pub(super) fn copy(&mut self) -> Result<()> {
         self.tensor = Some(self.tensor()?.f_detach_copy()?);
-        self.refresh()
+        self.refresh(&mut Held::default())
     }
 
     /// Replaces the elements of a gradient.
@@ -149,6 +162,7 @@ impl BoundTensor {
     /// Brings the result of a step home.
     pub(super) fn commit(&mut self) -> Result<()> {
         if let (Some(copy), Some(tensor)) = (self.staged.take(), &mut self.tensor) {
+            require_memory(tensor)?;
             tensor.f_copy_(&copy)?;
         }
         Ok(())
@@ -174,6 +188,8 @@ pub(super) struct BoundParam {
     pub(super) counter: Option<usize>,
     /// Positions of its average among the states, if it has one.
     pub(super) average: Option<AveragePlaces>,
+    /// Positions of its storages, and of that of its gradient, among those that the session holds for a step.
+    pub(super) held: Range<usize>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
     /// True if a fast path may suffice: no element is more than a number of its type.
@@ -197,12 +213,23 @@ impl BoundParam {
     /// Looks at parameter, states and gradient, and takes them for a step where nothing is unusual. Nobody else may
     /// set the gradient meanwhile.
     #[inline]
-    pub(super) fn try_fast(&mut self) -> FastPath {
+    pub(super) fn try_fast(&mut self, held: &mut Held) -> FastPath {
         (self.grad, self.took_fast_path) = (None, false);
-        if !self.fast || !self.param.peek() || !self.states.iter_mut().all(BoundTensor::peek) {
+        let first = held.len();
+        let found = self.look_fast(held);
+        if found == FastPath::Unknown {
+            held.truncate(first);
+        }
+        self.held = first..held.len();
+        found
+    }
+
+    #[inline]
+    fn look_fast(&mut self, held: &mut Held) -> FastPath {
+        if !self.fast || !self.param.peek(held) || !self.states.iter_mut().all(|state| state.peek(held)) {
             return FastPath::Unknown;
         }
-        match self.param.watch.as_ref().map_or(Gradient::Other, Watch::gradient) {
+        match self.param.watch.as_ref().map_or(Gradient::Other, |watch| watch.gradient(held)) {
             Gradient::Absent => FastPath::Absent,
             Gradient::Other => FastPath::Unknown,
             Gradient::Plain(tensor, flat) => {
@@ -219,6 +246,18 @@ impl BoundParam {
         std::iter::once(&self.param).chain(&self.states)
     }
 
+    /// Looks again at the memory that a step takes: Python may have given a tensor another storage, or resized it.
+    ///
+    /// # Errors
+    /// `Error::Mode` that names the parameter.
+    #[inline]
+    pub(super) fn look_again(&self, held: &Held, planned: &Param) -> Result<()> {
+        if self.grad.is_none() || held.are_there(self.held.clone()) {
+            return Ok(());
+        }
+        Err(replaced(&planned.spec.name))
+    }
+
     /// Tests whether parameter and states still have the types and shapes of the plan.
     pub(super) fn fits(&self, planned: &Param) -> bool {
         self.param.is(&planned.local)
@@ -229,14 +268,22 @@ impl BoundParam {
     ///
     /// # Errors
     /// As `BoundTensor::refresh`.
-    pub(super) fn take(&mut self, grad: Option<Tensor>, planned: &Param, step: u64) -> Result<()> {
+    pub(super) fn take(
+        &mut self,
+        grad: Option<Tensor>,
+        planned: &Param,
+        step: u64,
+        held: &mut Held,
+    ) -> Result<()> {
+        self.held = held.len()..held.len();
         // Its type may be another than the parameter's.
         let device = self.param.device;
         self.grad =
             grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| BoundTensor::new(g, dtype, device)));
         let Some(grad) = &mut self.grad else { return Ok(()) };
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
-        { all }.try_for_each(BoundTensor::refresh).map_err(|e| e.of(&planned.spec.name))?;
+        { all }.try_for_each(|bound| bound.refresh(held)).map_err(|e| e.of(&planned.spec.name))?;
+        self.held.end = held.len();
         for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
             if let Some(coded) = planned.states[of].spec.coded {
@@ -271,23 +318,6 @@ pub(super) fn places(planned: &Param) -> Places {
 fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
     let size = tensor.size();
     size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
-}
-
-/// Refuses a tensor whose storage was made smaller than its elements need.
-///
-/// # Errors
-/// `Error::Value` with both sizes.
-fn check_storage(tensor: &Tensor) -> Result<()> {
-    let (needed, there) = storage_bytes(tensor);
-    // What was freed as a whole is refused where its memory is looked for.
-    if there == 0 || needed <= there {
-        return Ok(());
-    }
-    Err(Error::Value(format!(
-        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it \
-         back, or give the parameter new data",
-        tensor.size()
-    )))
 }
 
 /// Refuses a tensor to write to whose elements share memory, as an expanded one's do, or are not in its storage.

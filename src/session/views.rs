@@ -1,9 +1,11 @@
 //! Views of what a session holds, made when they are used: the only place of the session that makes them.
 //!
 //! Premises of the unsafe blocks, here as (1) to (4):
-//! 1. Memory is there: a `BoundTensor` owns its tensor and the copy of it, [`Memory`] the arena, and views borrow them.
-//! 2. Parameters and states of a session are apart, from each other and from gradients: [`Apart`](super::apart::Apart) looks
-//!    when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
+//! 1. Memory is there: from the look at the beginning of a step to its end a `BoundTensor` holds the storage, [`Memory`] the
+//!    arena, and views borrow them. Whenever Python has run meanwhile, [`Session::look_again`](super::Session) refuses a
+//!    tensor that has another storage or one that was resized, before a view is made.
+//! 2. Parameters and states of a session are apart, from each other and from gradients: [`AliasCheck`](super::alias::AliasCheck)
+//!    looks when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
 //! 3. The buffers of a bucket are apart: [`Memory::new`] looks; scratch may lie where messages do, and only an exchange sees
 //!    these, which has no scratch. Units of a parameter are apart, and so are their parts of a
 //!    state: the plan shards them so (`src/plan/plan_tests.rs`).
@@ -19,7 +21,7 @@ use crate::algorithm::stage::{BufferIo, Buffers, MatrixShard, UnitIo};
 use crate::error::{Error, Result};
 use crate::plan::{Bucket, Plan, StagePoint};
 use crate::spec::Rect;
-use crate::tensor::{DType, FlatPtr, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
+use crate::tensor::{DType, FlatPtr, FlatView, FlatViewMut, Held, MatrixView, MatrixViewMut};
 
 impl BoundTensor {
     /// All elements, to be read.
@@ -72,6 +74,8 @@ pub(super) struct Memory {
     /// For each bucket its buffers, and after them its messages.
     buckets: Vec<Vec<FlatPtr>>,
     _arena: Vec<Tensor>,
+    /// The storages of the parts of the arena.
+    held: Held,
 }
 
 impl Memory {
@@ -108,7 +112,25 @@ impl Memory {
             }
             buckets.push(buffers);
         }
-        Ok(Self { buckets, _arena: arena })
+        let mut held = Held::default();
+        arena.iter().for_each(|part| held.push(part));
+        Ok(Self { buckets, _arena: arena, held })
+    }
+
+    /// The storages of the parts of the arena, once more.
+    pub(super) fn held_again(&self) -> Held {
+        self.held.again(0..self.held.len())
+    }
+
+    /// Looks again at the arena, whose tensors Python has too.
+    ///
+    /// # Errors
+    /// `Error::Mode` for a part that was resized.
+    pub(super) fn look_again(&self) -> Result<()> {
+        if self.held.are_there(0..self.held.len()) {
+            return Ok(());
+        }
+        Err(Error::Mode("the workspace of the optimizer was resized".into()))
     }
 
     /// Two buffers of a bucket.

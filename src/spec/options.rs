@@ -80,6 +80,12 @@ impl Options {
         self.0.insert(key.to_owned(), value);
     }
 
+    /// Tests whether a setting is a function of the user.
+    #[must_use]
+    pub fn has_functions(&self) -> bool {
+        self.0.values().any(|value| matches!(value, OptionValue::Callback(_)))
+    }
+
     fn get(&self, key: &str) -> &OptionValue {
         self.0.get(key).unwrap_or(&OptionValue::None)
     }

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use tch::Tensor;
 
 use super::device::emulated_here;
-use super::{DType, Device, Encoding, Lent, LentMut, prefetch};
+use super::{DType, Device, Encoding, Lent, LentMut, prefetch, require_memory};
 use crate::error::{Error, Result};
 
 /// An element type of Rust that stands for a `DType`.
@@ -80,10 +80,8 @@ impl FlatPtr {
         if !tensor.is_contiguous() {
             return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
+        require_memory(tensor)?;
         let found = Self { at: tensor.data_ptr().cast(), len: tensor.numel(), dtype, device };
-        if found.at.is_null() && found.len > 0 {
-            return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
-        }
         if !found.is_aligned() {
             return Err(Error::Value(format!(
                 "a tensor's memory must begin at a multiple of its element's size ({} bytes), got address {:#x}. Use \

@@ -4,10 +4,12 @@
 //! it knows of each, so they can be asked for ahead.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 
 use tch::Tensor;
 
 use super::{DType, Device, FlatPtr};
+use crate::error::{Error, Result};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;
@@ -29,16 +31,26 @@ type TensorPtr = *const *const c_void;
 unsafe extern "C" {
     fn at_scalar_type(tensor: TensorPtr) -> c_int;
     /// The memory of a tensor of this type and shape that is contiguous on a CUDA device, or below 0 on the CPU, and counts
-    /// its changes, or null.
+    /// its changes, or null. Its storage is held in `held`, unless that is null.
     fn oxidion_memory(
         tensor: TensorPtr,
         kind: c_int,
         device: c_int,
         dims: u8,
         sizes: *const u32,
+        held: *mut Entry,
     ) -> *mut c_void;
     /// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
     fn oxidion_storage(tensor: TensorPtr, needed: *mut usize, there: *mut usize);
+    /// Holds the storage of a tensor, if it has one.
+    fn oxidion_hold(tensor: TensorPtr, held: *mut Entry) -> bool;
+    fn oxidion_hold_again(all: *const Entry, count: usize);
+    /// True if these tensors have the storages that were held, with their memory; `ahead` more stand behind them.
+    fn oxidion_are_held(all: *const Entry, count: usize, ahead: usize) -> bool;
+    fn oxidion_release(all: *const Entry, count: usize);
+    /// Has operations of this thread enter Python, or keeps them from it, until the result is given back.
+    fn oxidion_dispatch_to_python(enters: bool) -> *mut c_void;
+    fn oxidion_dispatch_as_before(guard: *mut c_void);
     /// The gradient of a counted object: a tensor that may be undefined.
     fn oxidion_grad(object: *const c_void) -> TensorPtr;
     fn oxidion_is_defined(tensor: TensorPtr) -> bool;
@@ -48,12 +60,172 @@ unsafe extern "C" {
 }
 
 /// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
-#[must_use]
-pub fn storage_bytes(tensor: &Tensor) -> (usize, usize) {
+fn storage_bytes(tensor: &Tensor) -> (usize, usize) {
     let (mut needed, mut there) = (0, 0);
     // SAFETY: the tensor is alive, and the numbers are there to be written.
     unsafe { oxidion_storage(tensor.as_ptr().cast(), &raw mut needed, &raw mut there) };
     (needed, there)
+}
+
+/// Refuses a tensor whose storage was made smaller than its elements need. One that was freed as a whole passes: it is
+/// refused where its memory is looked for.
+///
+/// # Errors
+/// `Error::Value` with both sizes.
+pub fn check_storage(tensor: &Tensor) -> Result<()> {
+    let (needed, there) = storage_bytes(tensor);
+    if there == 0 || needed <= there {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it \
+         back, or give the parameter new data",
+        tensor.size()
+    )))
+}
+
+/// Refuses a tensor whose elements are not all in its storage.
+///
+/// # Errors
+/// `Error::Value` that says so.
+pub fn require_memory(tensor: &Tensor) -> Result<()> {
+    if tensor.numel() > 0 && storage_bytes(tensor).1 == 0 {
+        let text = "a tensor without memory cannot be used: its storage was freed, or it is not dense";
+        return Err(Error::Value(text.into()));
+    }
+    check_storage(tensor)
+}
+
+/// Tests whether operations on the tensor enter Python.
+#[must_use]
+pub fn has_dispatch(tensor: &Tensor) -> bool {
+    // SAFETY: the tensor is alive.
+    unsafe { oxidion_has_dispatch(tensor.as_ptr().cast()) }
+}
+
+/// A storage that is held, and the tensor that had it.
+#[derive(Debug)]
+#[repr(C)]
+struct Entry {
+    /// The counted object.
+    object: *const c_void,
+    /// As `Watch::owned`, null for none.
+    owned: *const *const c_void,
+    storage: *const c_void,
+    address: *const c_void,
+    bytes: usize,
+}
+
+impl Entry {
+    const EMPTY: Self = Self {
+        object: std::ptr::null(),
+        owned: std::ptr::null(),
+        storage: std::ptr::null(),
+        address: std::ptr::null(),
+        bytes: 0,
+    };
+}
+
+/// Storages that a step uses. The references keep their memory while tensors get other storages. They do not keep anybody
+/// from resizing a storage: `are_there` tells. Whoever holds a tensor's storage keeps the tensor too, or its owner.
+#[derive(Debug, Default)]
+pub struct Held(Vec<Entry>);
+
+// SAFETY: objects and storages are counted across threads.
+unsafe impl Send for Held {}
+// SAFETY: a thread that shares this reads alone.
+unsafe impl Sync for Held {}
+
+impl Held {
+    /// Number of storages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Tests whether none is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Holds the storage of a tensor, if it has one.
+    pub fn push(&mut self, tensor: &Tensor) {
+        let ptr: TensorPtr = tensor.as_ptr().cast();
+        // SAFETY: the tensor is alive, and the entry is there to be written.
+        unsafe {
+            let mut entry = Entry { object: *ptr, ..Entry::EMPTY };
+            if oxidion_hold(ptr, &raw mut entry) {
+                self.0.push(entry);
+            }
+        }
+    }
+
+    /// Holds some of the storages a second time.
+    #[must_use]
+    pub fn again(&self, which: Range<usize>) -> Self {
+        let entries = self.0.get(which).unwrap_or_default();
+        // SAFETY: all storages are held.
+        unsafe { oxidion_hold_again(entries.as_ptr(), entries.len()) };
+        Self(entries.iter().map(|entry| Entry { ..*entry }).collect())
+    }
+
+    /// Tests whether tensors still have the storages, with the memory that these had when they were held.
+    #[must_use]
+    #[inline]
+    pub fn are_there(&self, which: Range<usize>) -> bool {
+        let ahead = self.0.len().saturating_sub(which.end);
+        let entries = self.0.get(which).unwrap_or_default();
+        // SAFETY: all storages are held, and tensors are kept, or alive where their owner has them; `ahead` more entries
+        // stand behind these.
+        unsafe { oxidion_are_held(entries.as_ptr(), entries.len(), ahead) }
+    }
+
+    /// Lets go of all storages but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        // What goes may run Python, which may come here again.
+        let gone = self.0.split_off(len.min(self.0.len()));
+        // SAFETY: all storages are held, and these are given back once.
+        unsafe { oxidion_release(gone.as_ptr(), gone.len()) };
+    }
+
+    /// Lets go of all storages, and keeps the room.
+    pub fn clear(&mut self) {
+        let mut gone = std::mem::take(&mut self.0);
+        // SAFETY: as in `truncate`.
+        unsafe { oxidion_release(gone.as_ptr(), gone.len()) };
+        gone.clear();
+        if self.0.is_empty() {
+            self.0 = gone;
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.truncate(0);
+    }
+}
+
+/// Scope in which libtorch's operations on this thread enter Python, or are kept from it: modes of torch and subclasses of
+/// tensors would act on something else than memory.
+#[derive(Debug)]
+pub struct Dispatch(*mut c_void);
+
+impl Dispatch {
+    /// Begins the scope. Scopes of a thread end in the opposite order.
+    #[must_use]
+    pub fn to_python(enters: bool) -> Self {
+        // SAFETY: it sets state of this thread.
+        Self(unsafe { oxidion_dispatch_to_python(enters) })
+    }
+}
+
+impl Drop for Dispatch {
+    fn drop(&mut self) {
+        // SAFETY: the guard was made on this thread, which a raw pointer does not leave, and is given back once.
+        unsafe { oxidion_dispatch_as_before(self.0) }
+    }
 }
 
 /// Python object of a tensor, which may get another one.
@@ -166,15 +338,16 @@ impl Watch {
         &raw const self.object
     }
 
-    /// The memory of the tensor, if it still has its type and shape, is contiguous on its device and counts its changes.
+    /// The memory of the tensor, if it still has its type and shape, is contiguous on its device and counts its changes. The
+    /// storage is held.
     #[must_use]
     #[inline]
-    pub fn memory(&self) -> Option<FlatPtr> {
+    pub fn memory(&self, held: &mut Held) -> Option<FlatPtr> {
         if !self.is_there() {
             return None;
         }
         // SAFETY: the tensor is alive.
-        unsafe { self.memory_at(self.ptr()) }
+        unsafe { self.memory_at(self.ptr(), self.owned, held) }
     }
 
     /// As `memory`, of a tensor that should be as this one.
@@ -182,17 +355,29 @@ impl Watch {
     /// # Safety
     /// The tensor is alive.
     #[inline]
-    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatPtr> {
-        // SAFETY: the caller upholds that the tensor is alive; there are `dims` sizes.
-        let address = unsafe { oxidion_memory(ptr, self.kind, self.place, self.dims, self.sizes.as_ptr()) };
+    unsafe fn memory_at(
+        &self,
+        ptr: TensorPtr,
+        owned: Option<*const *const c_void>,
+        held: &mut Held,
+    ) -> Option<FlatPtr> {
+        let owned = owned.unwrap_or(std::ptr::null());
+        // SAFETY: the caller upholds that the tensor is alive.
+        let mut entry = Entry { object: unsafe { *ptr }, owned, ..Entry::EMPTY };
+        let sizes = self.sizes.as_ptr();
+        // SAFETY: the caller upholds that the tensor is alive; there are `dims` sizes, and the entry is there to be written.
+        let address = unsafe { oxidion_memory(ptr, self.kind, self.place, self.dims, sizes, &raw mut entry) };
+        if !address.is_null() {
+            held.0.push(entry);
+        }
         let len = self.sizes[..usize::from(self.dims)].iter().map(|size| *size as usize).product();
         FlatPtr::told(address.cast(), len, self.dtype).map(|found| found.on(self.device))
     }
 
-    /// The gradient, of which a reference is taken. Nobody else may set it meanwhile.
+    /// The gradient, of which a reference is taken; its storage is held. Nobody else may set it meanwhile.
     #[must_use]
     #[inline]
-    pub fn gradient(&self) -> Gradient {
+    pub fn gradient(&self, held: &mut Held) -> Gradient {
         if !self.is_there() {
             return Gradient::Other;
         }
@@ -205,7 +390,7 @@ impl Watch {
             if oxidion_has_dispatch(ptr) {
                 return Gradient::Other;
             }
-            let Some(flat) = self.memory_at(ptr) else { return Gradient::Other };
+            let Some(flat) = self.memory_at(ptr, None, held) else { return Gradient::Other };
             Gradient::Plain(Tensor::clone_from_ptr(ptr.cast_mut().cast()), flat)
         }
     }
@@ -310,11 +495,11 @@ mod tests {
     fn memory_after_a_change_is_that_of_the_changed_tensor_or_none() {
         let mut x = Tensor::zeros([3, 4], (Kind::Float, tch::Device::Cpu));
         let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap();
-        assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
-        assert_eq!(watch.memory().unwrap().len(), 12);
+        assert_eq!(watch.memory(&mut Held::default()).unwrap().address(), x.data_ptr() as usize);
+        assert_eq!(watch.memory(&mut Held::default()).unwrap().len(), 12);
         let other = Tensor::ones([3, 4], (Kind::Float, tch::Device::Cpu));
         x.set_data(&other);
-        assert_eq!(watch.memory().unwrap().address(), other.data_ptr() as usize);
+        assert_eq!(watch.memory(&mut Held::default()).unwrap().address(), other.data_ptr() as usize);
         for changed in [
             other.view([4, 3]),
             other.to_kind(Kind::Double),
@@ -323,7 +508,12 @@ mod tests {
             Tensor::zeros([3, 0], (Kind::Float, tch::Device::Cpu)),
         ] {
             x.set_data(&changed);
-            assert!(watch.memory().is_none(), "{:?} {:?}", changed.size(), changed.kind());
+            assert!(
+                watch.memory(&mut Held::default()).is_none(),
+                "{:?} {:?}",
+                changed.size(),
+                changed.kind()
+            );
         }
     }
 
@@ -331,12 +521,12 @@ mod tests {
     fn gradient_of_another_kind_is_not_plain() {
         let x = Tensor::zeros([3, 4], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
         let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap();
-        assert!(matches!(watch.gradient(), Gradient::Absent));
+        assert!(matches!(watch.gradient(&mut Held::default()), Gradient::Absent));
         (&x * 2.0).sum(Kind::Float).backward();
-        let Gradient::Plain(_, flat) = watch.gradient() else { panic!("a gradient") };
+        let Gradient::Plain(_, flat) = watch.gradient(&mut Held::default()) else { panic!("a gradient") };
         assert_eq!(flat.address(), x.grad().data_ptr() as usize);
         let _ = x.grad().transpose_(0, 1);
-        assert!(matches!(watch.gradient(), Gradient::Other));
+        assert!(matches!(watch.gradient(&mut Held::default()), Gradient::Other));
     }
 
     #[test]
@@ -351,12 +541,30 @@ mod tests {
             // SAFETY: the words outlive the watch.
             let owner = unsafe { Owner::new(words.as_mut_ptr().cast()) };
             let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap().owned_by(owner).unwrap();
-            assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
+            assert_eq!(watch.memory(&mut Held::default()).unwrap().address(), x.data_ptr() as usize);
             std::hint::black_box(&mut words)[at] = std::ptr::null();
-            assert!(watch.memory().is_none());
-            assert!(matches!(watch.gradient(), Gradient::Other));
+            assert!(watch.memory(&mut Held::default()).is_none());
+            assert!(matches!(watch.gradient(&mut Held::default()), Gradient::Other));
             assert!(Watch::of(&x, DType::F32, Device::Cpu).unwrap().owned_by(owner).is_none());
         }
+    }
+
+    #[test]
+    fn storage_that_is_held_stays_and_tells_what_changed() {
+        let zeros = |n: i64| Tensor::zeros([n], (Kind::Float, tch::Device::Cpu));
+        let (mut held, mut x, y) = (Held::default(), zeros(3), zeros(4));
+        held.push(&x);
+        held.push(&y);
+        let address = x.data_ptr() as usize;
+        assert!(held.are_there(0..2));
+        x.set_data(&zeros(3));
+        assert_eq!([held.are_there(0..1), held.are_there(1..2)], [false, true]);
+        assert_ne!(x.data_ptr() as usize, address, "the memory of before is not given away");
+        let again = held.again(1..2);
+        held.clear();
+        assert!(held.is_empty() && again.are_there(0..1));
+        let _ = y.shallow_clone().resize_([4000]);
+        assert!(!again.are_there(0..1));
     }
 
     #[test]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import oxidion
 from oxidion._core import interrupts
+from support import forks
 
 SIZE = 24
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -186,3 +187,37 @@ def test_loading_a_checkpoint_makes_a_poisoned_optimizer_whole() -> None:
     assert optimizer.param_groups[0]["step"] == 0
     optimizer.step()
     optimizer.state_dict()
+
+
+IMPORTS = """
+import os, signal, sys, threading, time
+import torch
+ran = []
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: ran.append("SIGTERM"))
+def send():
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=send).start()
+try:
+    import oxidion
+    time.sleep(10)
+except KeyboardInterrupt:
+    ran.append("SIGINT")
+time.sleep(0.01)
+assert sorted(ran) == ["SIGINT", "SIGTERM"], ran
+import oxidion
+param = torch.nn.Parameter(torch.ones(8, 8))
+param.grad = torch.ones(8, 8)
+oxidion.Muon([param]).step()
+assert not (param == 1).any()
+"""
+
+
+def test_signals_while_importing_run_all_handlers_and_the_next_import_works() -> None:
+    fresh = forks.Forks("torch")
+    for delay in ("0.002", "0.03", "0.08", "0.15"):
+        [ended] = fresh.run(IMPORTS, delay)
+        assert ended.returncode == 0, ended.stderr
+    fresh.stop()

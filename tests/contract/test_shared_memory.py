@@ -1,5 +1,7 @@
 """Parameters that share memory: what a step writes must be apart, what it reads need not."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import Parameter
@@ -94,3 +96,67 @@ def test_parameters_that_come_to_share_memory_are_refused_and_stay() -> None:
     params[1].data = torch.zeros(8)
     optimizer.step()
     assert params[1].eq(-1).all()
+
+
+VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "transposed": (lambda room: room, lambda room: room.t()),
+    "columns of all": (lambda room: room, lambda room: room[:, :4]),
+    "rows apart of all": (lambda room: room, lambda room: room[::2]),
+    "columns that overlap": (lambda room: room[:, :5], lambda room: room[:, 4:]),
+    "columns and rows": (lambda room: room[:, 2:4], lambda room: room[3:5]),
+    "columns around the end": (lambda room: room[1:, 7:], lambda room: room[:, 6:]),
+    "diagonal and all": (lambda room: room.diagonal(), lambda room: room),
+    "diagonal and column": (lambda room: room.diagonal(), lambda room: room[:, 3]),
+    "both transposed": (lambda room: room.t()[1:], lambda room: room.t()[:2]),
+    "blocks": (lambda room: room[:4, :4], lambda room: room[3:, 3:]),
+    "every second and third": (lambda room: room.view(-1)[::2], lambda room: room.view(-1)[::3]),
+    "another shape": (lambda room: room.view(4, 16)[:, :9], lambda room: room.t()),
+}
+APART: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "columns": (lambda room: room[:, :4], lambda room: room[:, 4:]),
+    "columns, transposed": (lambda room: room[:, :3].t(), lambda room: room[:, 3:].t()),
+    "rows": (lambda room: room[::2], lambda room: room[1::2]),
+    "blocks": (lambda room: room[:4, 4:], lambda room: room[4:, :4]),
+    "blocks side by side": (lambda room: room[:, 2:4], lambda room: room[:5, 4:6]),
+    "diagonal and triangle": (lambda room: room.diagonal(), lambda room: room.view(-1)[1::9]),
+    "odd and even": (lambda room: room.view(-1)[::2], lambda room: room.view(-1)[1::4]),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_tied_views_are_refused_with_both_names(name: str, late: bool) -> None:
+    room = torch.zeros(8, 8)
+    views = [view(room) for view in VIEWS[name]]
+    params = [
+        with_gradient(torch.zeros_like(view) if late else view, torch.ones_like(view)) for view in views
+    ]
+    optimizer = None
+    if late:
+        optimizer = oxidion.AdamW(params)
+        optimizer.step()
+        for param, view in zip(params, views, strict=True):
+            param.data = view
+    with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
+        (optimizer or oxidion.AdamW(params)).step()
+    assert not room.any()
+
+
+@pytest.mark.parametrize("name", APART)
+def test_views_without_an_element_in_common_are_stepped(name: str) -> None:
+    room = torch.zeros(8, 8)
+    views = [view(room) for view in APART[name]]
+    optimizer = oxidion.Lion([with_gradient(view, torch.ones_like(view)) for view in views], lr=1.0)
+    for _ in range(2):
+        optimizer.step()
+    assert all(view.eq(-2).all() for view in views)
+    assert int(room.sum()) == -2 * sum(view.numel() for view in views)
+
+
+def test_weight_of_a_matrix_class_tied_to_its_transposed_is_refused() -> None:
+    encoder, decoder = torch.nn.Linear(16, 4, bias=False), torch.nn.Linear(4, 16, bias=False)
+    decoder.weight.data = encoder.weight.data.t()
+    for layer in (encoder, decoder):
+        layer.weight.grad = torch.ones_like(layer.weight)
+    with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
+        oxidion.Muon([encoder.weight, decoder.weight]).step()

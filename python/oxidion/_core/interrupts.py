@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ _signals: Any = importlib.import_module("_signal")
 
 NUMBERS = tuple(
     int(getattr(signal, name))
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+    for name in map("SIG{}".format, ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "CHLD"))
     if hasattr(signal, name)
 )
 IMPATIENCE = 1.0
@@ -48,11 +49,17 @@ class Deferred:
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        """Puts the handlers back, and runs those of the signals that have arrived."""
+        """Puts the handlers back, and runs those of the signals that arrived, in their order.
+
+        All of them run, also after one has raised: a job that is interrupted and terminated still saves.
+        """
         self._restore()
+        if not self._arrived:
+            return
         handlers = dict(self._handlers)
-        for number, frame, _ in self._arrived:
-            handlers[number](number, frame)
+        with ExitStack() as stack:
+            for number, frame, _ in reversed(self._arrived):
+                stack.callback(handlers[number], number, frame)
 
     def _restore(self) -> None:
         for number, handler in self._handlers:

@@ -31,6 +31,7 @@ from oxidion._core.written import Written, is_still
 from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
+from oxidion._torch.compat import refuse_modes
 
 QUIET_STEPS = 64
 """Ranks whose steps do not communicate compare so often what they are about to do."""
@@ -420,6 +421,7 @@ class Stepper:
     def _to_agree(self, *, planned: bool) -> comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         groups = self._read_groups() if self._groups is None else self._groups
+        comm.check_alive(groups, self._meshes)
         communicates, done = self._communicates(), self.param_groups[0]["step"] - 1
         every = (1 if communicates else QUIET_STEPS) if self.compare_every is None else self.compare_every
         due = self._always_agrees() or not self._agreed or (planned and communicates)
@@ -436,6 +438,7 @@ class Stepper:
             streams = device.current_streams(self._places)
             return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), streams)
 
+        refuse_modes()
         self._refuse_poison()
         self._check_written()
         session = self._session
@@ -492,6 +495,7 @@ class Stepper:
             in_step: whether the groups count a step that begins.
             together: whether all ranks do this at the same time, so that states can be brought to owners.
         """
+        refuse_modes()
         self._session = self._evidence = None
         self._is_unchecked = True  # also where no step has it bound
         self._looked = frozenset()

@@ -138,7 +138,9 @@ def stream_of(value: object) -> int:
     Raises:
         RuntimeError: as `current_stream`.
     """
-    return current_stream(value.device) if isinstance(value, torch.Tensor) else 0
+    if not isinstance(value, torch.Tensor) or not issubclass(type(value), torch.Tensor):
+        return 0  # an object may claim another class than its own
+    return current_stream(value.device)
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -9,9 +9,18 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "dtensor", "is_inside_ddp", "root_mesh"]
+__all__ = [
+    "check_capture",
+    "cuda_graph",
+    "disable_dynamo",
+    "dtensor",
+    "is_inside_ddp",
+    "refuse_modes",
+    "root_mesh",
+]
 
 PRIVATE: dict[str, tuple[str, ...]] = {
+    "torch._C": ("_TorchDispatchModeKey", "_get_dispatch_mode", "_len_torch_dispatch_stack"),
     "torch.Tensor": ("_cdata", "_use_count", "_version"),
     "torch._compile": ("_disable_dynamo",),
     "torch.distributed.ProcessGroup": ("_device_types", "_get_backend", "_get_backend_name"),
@@ -61,6 +70,24 @@ def disable_dynamo(function: _Function) -> _Function:
 def check_capture(optimizer: Optimizer) -> None:
     """Warns, as torch's optimizers do, where a step is captured into a graph that was not made for it."""
     _CAPTURE_CHECK(optimizer)
+
+
+def refuse_modes() -> None:
+    """Refuses a mode under which operations act on no memory: the core writes memory, whatever mode there is.
+
+    Raises:
+        TypeError: that names the mode.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return
+    keys = torch._C._TorchDispatchModeKey
+    for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL):
+        mode = torch._C._get_dispatch_mode(key)
+        if mode is not None:
+            raise TypeError(
+                f"an optimizer of oxidion cannot step within {type(mode).__name__}, where tensors have no "
+                "memory. Leave the mode before step(), or trace the model without its optimizer"
+            )
 
 
 def cuda_graph() -> torch.cuda.CUDAGraph:

@@ -1,0 +1,285 @@
+"""Python that runs within a step replaces, resizes and frees what the step uses. The process lives."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import oxidion
+from support import forks
+
+SCRIPT = Path(__file__).with_name("python_in_a_step.py")
+PLACES = {
+    "function": ("Muon", "NorMuon", "Dion2"),
+    "number": ("AdamW", "Dion"),
+    "gradient": ("SOAP", "Muon"),
+    "profile": ("AdamW", "Dion", "GaLoreAdamW"),
+    "object": ("Lamb", "Muon"),
+    "thread": ("AdamW", "Muon"),
+    "log": ("Dion",),
+    "hook": ("NorMuon",),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(place, name) for place, names in PLACES.items() for name in names]
+)
+def test_process_survives_what_python_does_in_a_step(place: str, name: str) -> None:
+    [ended] = forks.common().run(SCRIPT, place, name, "24", "0")
+    assert ended.returncode == 0, ended.stderr
+    if place != "thread":
+        reached = int(ended.stdout.rsplit("reached ", 1)[1].split()[0])
+        assert reached >= 8, ended.stdout
+
+
+def made(count: int = 2, **settings: Any) -> tuple[Any, list[Tensor]]:
+    params: list[Tensor] = [nn.Parameter(torch.ones(16, 16)) for _ in range(count)]
+    for param in params:
+        param.grad = torch.randn(16, 16)
+    return oxidion.Muon(params, lr=0.1, **settings), params
+
+
+@pytest.mark.parametrize("size", [16, 300])
+def test_weight_that_a_function_replaces_is_named_and_not_written(size: int) -> None:
+    param = nn.Parameter(torch.ones(size, size))
+    param.grad = torch.randn(size, size)
+    kept: list[Tensor] = []
+
+    def function(x: Tensor, epsilon: float = 1e-7) -> Tensor:
+        kept.append(param.data)
+        param.data = torch.full((size, size), 5.0)
+        return x
+
+    optimizer = oxidion.Muon([param], lr=0.1, newton_schulz_func=function)
+    with pytest.raises(
+        RuntimeError, match=r"parameter 0 of group 0: .* was given other memory, or was resized"
+    ):
+        optimizer.step()
+    assert bool((kept[0] == 1).all())
+    assert bool((param == 5).all())
+    with pytest.raises(oxidion.PoisonedOptimizer):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("which", ["param", "grad", "momentum"])
+def test_memory_that_goes_between_two_instructions_is_noticed(which: str) -> None:
+    optimizer, [param] = made(1)
+    optimizer.step()
+    own = optimizer._runner
+
+    class Between:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+        def execute(self, *arguments: Any) -> None:
+            states = optimizer.state[param]
+            found = {"param": param, "grad": param.grad, "momentum": states["momentum"]}[which]
+            found.data = found.data.clone()
+            own.execute(*arguments)
+
+    optimizer._runner = Between()
+    with pytest.raises(RuntimeError, match="was given other memory"):
+        optimizer.step()
+
+
+def test_function_may_change_elements_and_step_another_optimizer() -> None:
+    other, others = made()
+
+    def function(x: Tensor, epsilon: float = 1e-7) -> Tensor:
+        param.data.mul_(1.0)
+        other.step()
+        return x
+
+    optimizer, [param] = made(1, newton_schulz_func=function)
+    optimizer.step()
+    assert not bool((param == 1).any())
+    assert not bool((others[0] == 1).any())
+
+
+def test_result_of_a_function_without_memory_is_refused() -> None:
+    def function(x: Tensor, epsilon: float = 1e-7) -> Tensor:
+        result = x.clone()
+        result.untyped_storage().resize_(0)
+        return result
+
+    optimizer, _ = made(newton_schulz_func=function)
+    with pytest.raises(ValueError, match="storage was freed"):
+        optimizer.step()
+
+
+def test_rate_that_replaces_a_weight_as_it_is_read_steps_the_new_one() -> None:
+    class Rate:
+        def __float__(self) -> float:
+            params[0].data = torch.full((16, 16), 5.0)
+            return 0.1
+
+    params = [nn.Parameter(torch.ones(16, 16)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones(16, 16)
+    optimizer = oxidion.Lion([{"params": [param]} for param in params], lr=0.1, weight_decay=0.0)
+    optimizer.step()
+    old = params[0].data
+    before = old.clone()
+    optimizer.param_groups[1]["lr"] = Rate()
+    optimizer._check_written = lambda: None
+    optimizer.step()
+    assert torch.equal(old, before)
+    assert bool((params[0] == 4.9).all())
+
+
+NAMES = ("AdamW", "Muon", "Dion", "SOAP", "GaLoreAdamW", "APOLLOAdamW", "Adafactor", "Lamb")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_step_under_a_mode_without_memory_is_refused_by_name(name: str) -> None:
+    extra: dict[str, Any] = {"rank": 4} if name in ("GaLoreAdamW", "APOLLOAdamW") else {}
+    param = nn.Parameter(torch.ones(16, 16))
+    param.grad = torch.randn(16, 16)
+    optimizer = getattr(oxidion, name)([param], **extra)
+    for state_is_there in (False, True):
+        before, count = param.detach().clone(), optimizer.param_groups[0]["step"]
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            with pytest.raises(TypeError, match="within FakeTensorMode"):
+                optimizer.step()
+            with pytest.raises(TypeError, match="within FakeTensorMode"):
+                optimizer.init_state()
+        assert torch.equal(param, before)
+        assert (optimizer.param_groups[0]["step"], bool(optimizer.state)) == (count, state_is_there)
+        optimizer.step()
+
+
+class Loud(TorchDispatchMode):
+    """Notes the operations that enter Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["Dion", "SOAP", "Muon"])
+def test_modes_of_torch_do_not_see_operations_of_the_core(name: str) -> None:
+    param = nn.Parameter(torch.ones(16, 16))
+    param.grad = torch.randn(16, 16)
+    optimizer = getattr(oxidion, name)([param])
+    optimizer.step()
+    with Loud() as mode:
+        optimizer.step()
+        torch.ones(1)
+        oxidion.functional.polar(torch.randn(8, 8))
+    assert not [name for name in mode.seen if any(word in name for word in ("mm", "qr", "copy", "eigh"))]
+    assert "aten.ones.default" in mode.seen
+
+
+def test_function_of_the_user_runs_under_the_modes_of_its_caller() -> None:
+    def function(x: Tensor, epsilon: float = 1e-7) -> Tensor:
+        return x @ x
+
+    optimizer, _ = made(newton_schulz_func=function)
+    with Loud() as mode:
+        optimizer.step()
+    assert "aten.mm.default" in mode.seen or "aten.bmm.default" in mode.seen
+
+
+class Pretends:
+    """Says that it is a tensor."""
+
+    @property
+    def __class__(self) -> type:
+        return Tensor
+
+    @__class__.setter
+    def __class__(self, _: type) -> None:
+        raise TypeError
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.ones(8, 8)
+
+
+def fake_of_another_class() -> Any:
+    found: Any = fake()
+    found.__class__ = Tensor
+    return found
+
+
+def freed() -> Tensor:
+    found = torch.ones(8, 8)
+    found.untyped_storage().resize_(0)
+    return found
+
+
+def freed_columns() -> Tensor:
+    found = torch.ones(8, 16)[:, ::2]
+    found.untyped_storage().resize_(0)
+    return found
+
+
+def shrunk() -> Tensor:
+    found = torch.ones(8, 8)
+    found.untyped_storage().resize_(64)
+    return found
+
+
+IMPOSTORS: list[Callable[[], Any]] = [
+    Pretends, fake, fake_of_another_class, freed, shrunk, lambda: torch.ones(8, 8, device="meta"),
+    freed_columns, lambda: torch.eye(8).to_sparse(), lambda: torch.ones(8, 8).to_mkldnn(), object,
+]  # fmt: skip
+FUNCTIONS: dict[str, Callable[[Any], object]] = {
+    "polar": oxidion.functional.polar,
+    "newton_schulz": oxidion.functional.newton_schulz,
+    "cholesky_qr": oxidion.functional.cholesky_qr,
+    "quantize_blockwise": oxidion.functional.quantize_blockwise,
+    "codes": lambda x: oxidion.functional.dequantize_blockwise(x, torch.ones(8, 1)),
+    "absmax": lambda x: oxidion.functional.dequantize_blockwise(torch.ones(8, 8, dtype=torch.uint8), x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("number", range(len(IMPOSTORS)))
+def test_function_refuses_what_has_no_memory(name: str, number: int) -> None:
+    x = IMPOSTORS[number]()
+    if name == "codes" and number in (3, 4):
+        x = torch.ones(8, 8, dtype=torch.uint8)
+        x.untyped_storage().resize_(0 if number == 3 else 16)
+    # Of a tensor whose class was changed torch refuses to tell the device.
+    with pytest.raises((TypeError, ValueError, RuntimeError) if number == 2 else (TypeError, ValueError)):
+        FUNCTIONS[name](x)
+
+
+def test_handlers_of_all_signals_of_a_step_run_also_after_one_has_raised() -> None:
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT, signal.SIGXCPU)
+    before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGINT)}
+    got: list[int] = []
+    optimizer, _ = made(newton_schulz_func=lambda x, epsilon=1e-7: (send(), x)[1])
+
+    def send() -> None:
+        for number in (signal.SIGINT, *numbers, signal.SIGUSR1):
+            signal.raise_signal(number)
+            time.sleep(0)
+
+    try:
+        for number in numbers:
+            signal.signal(number, lambda number, _: got.append(number))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert got == [*numbers, signal.SIGUSR1]
+    assert optimizer.param_groups[0]["step"] == 1
+    assert threading.current_thread() is threading.main_thread()
