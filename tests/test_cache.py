@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from oxidion._cuda import device
+from oxidion._torch import cache
 from oxidion._torch.cache import (
     MOST_LINKS,
     UntrustedFolder,
@@ -101,8 +104,14 @@ def test_folder_that_others_may_read_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_folder_is_refused_if_others_may_write_to_one_above_it(
-    tmp_path: Path, spoil: Callable[[Path], None], message: str, exists: bool, above: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+    message: str,
+    exists: bool,
+    above: int,
 ) -> None:
+    monkeypatch.setattr(cache, "_is_of_user_alone", lambda gid: False)
     parents = tmp_path / "a" / "b" / "c"
     parents.mkdir(parents=True)
     folder = parents / "cache"
@@ -115,6 +124,24 @@ def test_folder_is_refused_if_others_may_write_to_one_above_it(
     assert f"{folder} keeps code that is loaded, but {spoilt} on the way there " in str(raised.value)
     assert "set OXIDION_CACHE to a folder of your own" in str(raised.value)
     assert folder.exists() == exists, "nothing is made where it could be replaced"
+
+
+def test_folder_in_one_that_the_group_of_the_user_alone_may_write_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, own = pwd.getpwuid(os.geteuid()), tmp_path.stat().st_gid
+    group = grp.struct_group((user.pw_name, "x", own, [user.pw_name]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd((*user[:3], own, *user[4:])))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+    tmp_path.chmod(0o775)
+    make_private(tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o775)
+    with pytest.raises(UntrustedFolder, match="has mode 0775"):
+        make_private(tmp_path / "cache")
+    for wrong in ((user.pw_name, "x", own, ["another"]), ("users", "x", own, [])):
+        group = grp.struct_group(wrong)
+        with pytest.raises(UntrustedFolder, match="on the way there has mode 0775"):
+            make_private(tmp_path / "other")
 
 
 def test_folder_in_a_sticky_one_is_taken_as_others_cannot_move_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,20 @@ def test_hyper_parameters_come_along(name: str) -> None:
     assert group["algorithm"] == theirs.algorithm
     assert group["step"] == 2
     assert set(optimizer.defaults) <= set(group)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    theirs = Theirs(next(iter(SETTINGS)))
+    theirs.steps(range(2))
+    saved = theirs.state_dict()
+    held = copy.deepcopy(saved)
+    for state in held["state"].values():
+        state["step"] = np.int64(state["step"])
+    for group in held["param_groups"]:
+        kinds = {bool: np.bool_, float: np.float64, int: np.int64}
+        group.update({key: kinds[type(v)](v) for key, v in group.items() if type(v) in kinds})
+    wanted, found = (import_state_dict(given, theirs.source) for given in (saved, held))
+    assert str(found) == str(wanted)
 
 
 def test_lr_that_a_schedule_shows_does_not_stop_relative_steps() -> None:

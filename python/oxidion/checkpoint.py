@@ -77,7 +77,7 @@ def import_state_dict(
     if not isinstance(source, str) or source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}")
     form = SOURCES[source]
-    foreign.check(state_dict, source, form.needs, form.may_have, form.entries)
+    state_dict = foreign.check(state_dict, source, form.needs, form.may_have, form.entries)
     states: dict[Any, State] = {}
     groups = []
     for number, theirs in enumerate(state_dict["param_groups"]):

@@ -15,25 +15,33 @@ pub(super) trait Enter {
     /// Runs `work` on this thread without the interpreter, without recording gradients, and with operations of libtorch that
     /// do not enter Python.
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R>;
+
+    /// As `enter`, with the interpreter: other threads run no Python meanwhile.
+    fn enter_attached<R>(self, work: impl FnOnce() -> Result<R>) -> PyResult<R>;
 }
 
 impl Enter for Python<'_> {
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
-        let guarded = || {
-            // In a forked child it would wait for ever for threads that stayed with the parent.
-            let _alone = threads::is_forked().then(OneThread::begin);
-            let _below = Dispatch::to_python(false);
-            catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
-                let said = panic
-                    .downcast_ref::<String>()
-                    .map(String::as_str)
-                    .or_else(|| panic.downcast_ref::<&str>().copied())
-                    .unwrap_or("no message");
-                Err(Error::Internal(format!("the core panicked: {said}")))
-            })
-        };
-        self.detach(guarded).map_err(to_python)
+        self.detach(|| guarded(work)).map_err(to_python)
     }
+
+    fn enter_attached<R>(self, work: impl FnOnce() -> Result<R>) -> PyResult<R> {
+        guarded(work).map_err(to_python)
+    }
+}
+
+fn guarded<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    // In a forked child it would wait for ever for threads that stayed with the parent.
+    let _alone = threads::is_forked().then(OneThread::begin);
+    let _below = Dispatch::to_python(false);
+    catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
+        let said = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(Error::Internal(format!("the core panicked: {said}")))
+    })
 }
 
 /// Refuses a name of no instruction set in the environment.
@@ -41,10 +49,11 @@ pub(super) fn check_instruction_sets() -> PyResult<()> {
     crate::kernels::isa_limit().map(drop).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
-/// Drops the thread pool in a forked child, which has none of its threads.
+/// Drops the thread pool in a forked child, which has none of its threads, and what they had to log.
 #[pyfunction]
 pub(super) fn forget_threads_after_fork() {
     threads::forget_after_fork();
+    super::logs::forget();
 }
 
 /// Keeps libtorch's products from AMX where the CPU names it and hides its tiles: they would end the process. A setting

@@ -15,7 +15,7 @@ use crate::linalg::orthonormalizer::Function;
 use crate::plan::{GroupSpec, Place};
 use crate::session::{AverageRule, AverageStep};
 use crate::spec::{Callback, Hyper, OptionValue, Options};
-use crate::tensor::{DType, Device, Dispatch, is_emulated};
+use crate::tensor::{DType, Device, Dispatch, is_emulated, look_at_what_is_in_use, require_memory};
 
 /// The parameters of a group.
 pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
@@ -90,14 +90,24 @@ fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     };
     let (identity, object) = (function.as_ptr() as usize, function.clone().unbind());
     let call: Function = Box::new(move |batch, epsilon| {
-        let _above = Dispatch::to_python(true);
+        let above = Dispatch::to_python(true);
         Python::attach(|py| {
-            let arguments = PyDict::new(py);
-            arguments.set_item("epsilon", epsilon)?;
-            let result = object.bind(py).call((tensor::pack(py, batch)?,), Some(&arguments))?;
-            tensor::unpack(&result, "the result of newton_schulz_func")
+            let called = || {
+                let arguments = PyDict::new(py);
+                arguments.set_item("epsilon", epsilon)?;
+                let result = object.bind(py).call((tensor::pack(py, batch)?,), Some(&arguments))?;
+                tensor::unpack(&result, "the result of newton_schulz_func")
+            };
+            let result = called().map_err(|raised: PyErr| Error::Foreign(Box::new(raised)));
+            drop(above);
+            let result = result?;
+            require_memory(&result)?;
+            // A copy: what the function returned may run Python when it goes, and memory is looked at after that.
+            let values = result.f_detach_copy()?;
+            drop(result);
+            look_at_what_is_in_use()?;
+            Ok(values)
         })
-        .map_err(|raised| Error::Foreign(Box::new(raised)))
     });
     Ok(OptionValue::Callback(Callback::new(name, identity, call)))
 }

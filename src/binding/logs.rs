@@ -26,6 +26,7 @@ impl Log for Queued {
         } else {
             let waiting = (record.level(), record.target().to_owned(), record.args().to_string());
             WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(waiting);
+            drain(); // the last computation may have ended meanwhile
         }
     }
 
@@ -47,12 +48,27 @@ pub(super) fn after<R>(computation: impl FnOnce() -> R) -> R {
     RUNNING.fetch_add(1, Ordering::AcqRel);
     let result = computation();
     RUNNING.fetch_sub(1, Ordering::AcqRel);
+    drain();
+    result
+}
+
+/// Logs the records that wait, if no computation is running.
+fn drain() {
     // One at a time: a handler may step an optimizer, which comes here too.
     while let Some((level, target, text)) = next() {
         log::logger()
             .log(&Record::builder().level(level).target(&target).args(format_args!("{text}")).build());
     }
-    result
+}
+
+/// Forgets, in a forked child, the computations of threads that stayed with the parent.
+pub(super) fn forget() {
+    RUNNING.store(0, Ordering::Release);
+    WAITING.clear_poison();
+    // A thread of the parent may have had the lock for ever.
+    if let Ok(mut waiting) = WAITING.try_lock() {
+        waiting.clear();
+    }
 }
 
 /// The first record that waits, if no computation is running.

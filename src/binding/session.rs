@@ -252,17 +252,19 @@ impl PySession {
 
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
+        self.lock().and_then(|inner| inner.look_before(k)).map_err(to_python)?;
         logs::after(|| py.enter(|| self.lock()?.compute(k)))
     }
 
     /// Works on the averages of the weights, before or after the instructions of the step that has begun.
     fn average(&self, py: Python<'_>, is_late: bool) -> PyResult<()> {
+        self.lock().and_then(|inner| inner.look_before_averages()).map_err(to_python)?;
         logs::after(|| py.enter(|| self.lock()?.average(is_late)))
     }
 
     /// Ends the step; returns the parameters and states that were written and whose changes are still to be counted.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let uncounted = logs::after(|| py.enter(|| self.lock()?.end()));
+        let uncounted = logs::after(|| py.enter_attached(|| self.lock()?.end()));
         self.stepping.store(false, Ordering::Release);
         let uncounted = uncounted?;
         let list = PyList::empty(py);
@@ -314,7 +316,7 @@ impl PySession {
         let mut closely = Vec::new();
         {
             let mut inner = self.lock().map_err(to_python)?;
-            let objects = params.iter().flat_map(|list| list.iter());
+            let objects = params.iter().flat_map(PyListMethods::iter);
             for (at, object) in objects.enumerate() {
                 if !self.params.get(at).is_some_and(|p| p.is(&object)) {
                     return Ok(false);
@@ -366,7 +368,7 @@ impl PySession {
         }
         live.averages = groups.iter().map(group::average).collect::<PyResult<Vec<_>>>()?;
         let params = groups.iter().map(group::params).collect::<PyResult<Vec<_>>>()?;
-        if params.iter().map(|list| list.len()).sum::<usize>() != self.params.len() {
+        if params.iter().map(PyListMethods::len).sum::<usize>() != self.params.len() {
             return Ok(None);
         }
         Ok(Some((params, live)))

@@ -12,7 +12,7 @@ use super::polar::{self, polar_factor};
 use crate::error::{Error, Result};
 use crate::kernels::{frozen, on_device};
 use crate::spec::{Callback, Options};
-use crate::tensor::{DType, FlatView, look_at_what_is_in_use, require_memory};
+use crate::tensor::{DType, FlatView};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
 pub const OPTIONS: [&str; 6] =
@@ -280,12 +280,7 @@ fn call(callback: &Callback, x_bmn: &mut Tensor, epsilon: f64) -> Result<()> {
             result.f_kind()?
         )));
     }
-    require_memory(&result)?;
-    // A copy: what the function returned may run Python when it goes, and memory is looked at again after that.
-    let values = result.f_detach_copy()?;
-    drop(result);
-    look_at_what_is_in_use()?;
-    x_bmn.f_copy_(&values)?;
+    x_bmn.f_copy_(&result)?;
     Ok(())
 }
 

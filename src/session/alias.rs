@@ -54,12 +54,12 @@ impl Extent {
     }
 }
 
-/// The memory that steps write, and what of it was looked at before: steps on the same memory compare addresses alone.
+/// The memory that steps write, and what of it was looked at before: steps on the same memory compare places alone.
 #[derive(Debug, Default)]
 pub(super) struct AliasCheck {
     /// Bounds of the written memory, sorted and apart.
     written: Vec<[usize; 2]>,
-    /// Addresses of all parameters and their states, in order.
+    /// Places of all parameters and their states, in order: see `BoundTensor::place`.
     seen: Vec<usize>,
     /// Address and bytes of the last gradient of each parameter that was apart from all.
     gradients: Vec<(usize, usize)>,
@@ -81,20 +81,22 @@ impl AliasCheck {
     /// # Errors
     /// As `refuse_aliasing`, and what libtorch says to a copy.
     pub(super) fn look(&mut self, bound: &mut [BoundParam], plan: &Plan) -> Result<()> {
-        let mut moved = false;
-        let mut seen = self.seen.iter_mut();
-        for one in bound.iter() {
+        let mut seen = self.seen.iter();
+        let mut has_moved = |one: &BoundParam| {
             let taken = one.grad.is_some();
-            for (tensor, seen) in one.own().zip(&mut seen) {
-                let address = tensor.address();
-                if taken && *seen != address {
-                    (*seen, moved) = (address, true);
-                }
-            }
-        }
+            one.own().zip(&mut seen).filter(|(tensor, seen)| taken && **seen != tensor.place()).count() > 0
+        };
+        let moved = bound.iter().fold(false, |moved, one| has_moved(one) | moved);
         if moved {
             self.written = refuse_aliasing(bound, plan)?;
             self.gradients.fill((0, 0));
+            // Not before: what is refused once is refused at every step.
+            let tensors = bound.iter().flat_map(|one| one.own().map(|tensor| (tensor, one.grad.is_some())));
+            for (seen, (tensor, taken)) in self.seen.iter_mut().zip(tensors) {
+                if taken {
+                    *seen = tensor.place();
+                }
+            }
         }
         for (one, known) in bound.iter_mut().zip(&mut self.gradients) {
             let Some(grad) = &mut one.grad else { continue };

@@ -161,7 +161,7 @@ impl Session {
     }
 
     /// Works on the averages of the parameters with a gradient, before the instructions of the step that has begun or
-    /// after them.
+    /// after them, and after `look_before_averages`.
     ///
     /// # Errors
     /// Whatever a device says, and `Error::Value` during a capture, whose replays would all have the numbers of one step.
@@ -169,7 +169,6 @@ impl Session {
         if self.averages.is_empty() {
             return Ok(());
         }
-        self.look_again(self.averages.iter().map(|(at, ..)| *at))?;
         let plan = Arc::clone(&self.plan);
         for device in plan.devices() {
             let _there = self.enter(device)?;

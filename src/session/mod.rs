@@ -12,6 +12,7 @@ mod tensors;
 mod views;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ pub struct Session {
     bound: Vec<BoundParam>,
     /// Storages of the parameters, states and gradients of the step that has begun.
     held: Held,
+    /// Positions of those of learning rates.
+    held_rates: Range<usize>,
     alias: AliasCheck,
     /// The memory of the buckets' buffers and messages.
     memory: Memory,
@@ -173,6 +176,7 @@ impl Session {
             due,
             bound,
             held: Held::default(),
+            held_rates: 0..0,
             alias,
             memory,
             shards,
@@ -247,7 +251,7 @@ impl Session {
         (gradients.collect(), scalars.collect())
     }
 
-    /// Runs compute instruction `k` of the schedule.
+    /// Runs compute instruction `k` of the schedule, after `look_before`.
     ///
     /// # Errors
     /// Whatever the algorithm says; parameters may have been written by then.
@@ -257,7 +261,6 @@ impl Session {
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let _there = self.enter(plan.buckets[compute.bucket].shape.device)?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
-        self.look_again(bucket.units.iter().map(|unit| unit.param))?;
         let _in_use = self.use_in_functions(bucket);
         for positions in self.batches(number, &compute.steps) {
             for (at, step) in compute.steps.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_wr
 use crate::error::{Error, Result};
 use crate::plan::Bucket;
 use crate::spec::Hyper;
-use crate::tensor::{Device, FlatPtr, InUse, Watch};
+use crate::tensor::{Device, FlatPtr, InUse, Watch, replaced};
 
 /// Distance of prefetching: memory of the parameter that is so many ahead of the current one is asked for; half as many
 /// ahead, what that points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
@@ -87,8 +87,9 @@ impl Session {
         let element = |(rate, device): (Option<Tensor>, &Device)| {
             rate.map(|rate| FlatPtr::of(&rate).map(|at| (rate, at.on(*device)))).transpose()
         };
-        let read = rates.into_iter().zip(&self.plan.algorithm_devices).map(element).collect::<Result<_>>();
-        let read = match opened.and(read).and_then(|read| self.take(grads, steps).map(|()| read)) {
+        let read =
+            rates.into_iter().zip(&self.plan.algorithm_devices).map(element).collect::<Result<Vec<_>>>();
+        let read = match opened.and(read).and_then(|read| self.take(grads, steps, &read).map(|()| read)) {
             Ok(read) => read,
             Err(error) => {
                 self.abandon();
@@ -103,13 +104,21 @@ impl Session {
         marked.inspect_err(|_| self.abandon())
     }
 
-    fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {
+    fn take(
+        &mut self,
+        grads: Vec<(usize, Tensor)>,
+        steps: &[u64],
+        rates: &[Option<(Tensor, FlatPtr)>],
+    ) -> Result<()> {
         // Python has run to find these gradients, and by what devices log.
         if !grads.is_empty() || self.plan.devices().any(|device| device != Device::Cpu) {
             self.look_again(0..self.bound.len())?;
         }
         for (i, grad) in &grads {
             let (bound_param, name) = (&self.bound[*i], &self.plan.params[*i].spec.name);
+            if !self.fits(*i) {
+                return Err(replaced(name)); // by Python that ran for another parameter
+            }
             check_gradient(grad, bound_param.param.tensor()?, name)?;
             bound_param.own().try_for_each(|bound| check_written(bound.tensor()?, name))?;
         }
@@ -118,7 +127,13 @@ impl Session {
             let step = steps.get(planned.algorithm).copied().unwrap_or(0);
             self.bound[i].take(Some(grad), planned, step, &mut self.held)?;
         }
-        self.alias.look(&mut self.bound, &self.plan)
+        self.alias.look(&mut self.bound, &self.plan)?;
+        let first = self.held.len();
+        for (rate, _) in rates.iter().flatten() {
+            self.held.push(rate);
+        }
+        self.held_rates = first..self.held.len();
+        Ok(())
     }
 
     /// Memory of this type for a gradient of parameter `i` that is still to be redistributed.
@@ -142,11 +157,31 @@ impl Session {
 
     /// Lets go of the gradients of a step that was not taken.
     pub fn abandon(&mut self) {
-        for bound_param in &mut self.bound {
-            bound_param.grad = None;
-            bound_param.param.let_go();
-        }
+        self.averages.clear();
+        let params =
+            self.bound.iter_mut().map(|bound_param| (bound_param.grad.take(), bound_param.param.let_go()));
+        // Last, as an object that goes may run Python.
+        drop(params.collect::<Vec<_>>());
         self.held.clear();
+    }
+
+    /// Looks again at what instruction `k` uses, as Python has run since it was looked for. The caller keeps Python from
+    /// running until the result is there.
+    ///
+    /// # Errors
+    /// As `look_again`.
+    pub fn look_before(&self, k: usize) -> Result<()> {
+        let compute = self.plan.computes.get(k);
+        let compute = compute.ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
+        self.look_again(self.plan.buckets[compute.bucket].units.iter().map(|unit| unit.param))
+    }
+
+    /// As `look_before`, at what `average` uses.
+    ///
+    /// # Errors
+    /// As `look_again`.
+    pub fn look_before_averages(&self) -> Result<()> {
+        self.look_again(self.averages.iter().map(|(at, ..)| *at))
     }
 
     /// Looks again at the memory of the parameters that take part in the step that has begun, for Python has run since.
@@ -157,6 +192,9 @@ impl Session {
         let mut last = usize::MAX;
         for at in which.filter(|at| std::mem::replace(&mut last, *at) != *at) {
             self.bound[at].look_again(&self.held, &self.plan.params[at])?;
+        }
+        if !self.held.are_there(self.held_rates.clone()) {
+            return Err(replaced("lr"));
         }
         self.memory.look_again()
     }
@@ -173,16 +211,17 @@ impl Session {
             (held, self.plan.params[at].spec.name.clone())
         };
         let workspace = (self.memory.held_again(), "the workspace of the optimizer".to_owned());
-        Some(InUse::begin(params.into_iter().map(named).chain([workspace]).collect()))
+        let rates = (self.held.again(self.held_rates.clone()), "lr".to_owned());
+        Some(InUse::begin(params.into_iter().map(named).chain([workspace, rates]).collect()))
     }
 
-    /// Ends a step: brings staged copies home, lets go of the gradients and counts the changes of what was written.
-    /// Returns the parameters of which that has still to be counted.
+    /// Ends a step: brings staged copies home, counts the changes of what was written and lets go of the gradients. Returns
+    /// the parameters of which changes have still to be counted. The caller keeps Python from running meanwhile.
     ///
     /// # Errors
-    /// Whatever libtorch says to the copies.
+    /// As `look_again`, and whatever libtorch says to the copies.
     pub fn end(&mut self) -> Result<Vec<usize>> {
-        let mut uncounted = Vec::new();
+        let (mut uncounted, mut gone) = (Vec::new(), Vec::with_capacity(self.bound.len()));
         for i in 0..self.bound.len() {
             let watches =
                 |at: usize| self.bound.get(at).into_iter().flat_map(BoundParam::own).filter_map(watch);
@@ -192,9 +231,7 @@ impl Session {
             watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
             let bound_param = &mut self.bound[i];
             if bound_param.grad.is_some() {
-                if bound_param.counter.is_some() {
-                    bound_param.look_again(&self.held, &self.plan.params[i])?;
-                }
+                bound_param.look_again(&self.held, &self.plan.params[i])?;
                 bound_param.count();
                 bound_param.param.commit()?;
                 bound_param.states.iter_mut().try_for_each(BoundTensor::commit)?;
@@ -203,11 +240,13 @@ impl Session {
                 if !counted {
                     uncounted.push(i);
                 }
-                // An object that goes may run Python: what is used of the others is looked at before.
-                bound_param.grad = None;
             }
-            bound_param.param.let_go();
+            gone.extend(bound_param.grad.take().and_then(BoundTensor::into_tensor));
+            gone.extend(bound_param.param.let_go());
         }
+        self.averages.clear();
+        // Last, as an object that goes may run Python.
+        drop(gone);
         self.held.clear();
         Ok(uncounted)
     }

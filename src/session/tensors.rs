@@ -1,5 +1,6 @@
 //! Tensors of the user that a session works on, and what it refuses of them.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use tch::Tensor;
@@ -11,7 +12,7 @@ use crate::layout::spans;
 use crate::plan::Param;
 use crate::tensor::{
     Blocks, DType, Device, Elements, Encoding, FlatPtr, Gradient, Held, Owner, Places, Rounding, Watch,
-    address_of, check_storage, replaced, require_memory,
+    check_storage, replaced, require_memory,
 };
 
 /// Separates the random numbers by which parameters are rounded from those of other uses.
@@ -74,11 +75,14 @@ impl BoundTensor {
         self.tensor = Some(tensor);
     }
 
-    /// Lets go of a tensor that has an owner.
-    pub(super) fn let_go(&mut self) {
-        if self.owner.is_some() {
-            self.tensor = None;
-        }
+    /// Lets go of a tensor that has an owner, and returns it.
+    pub(super) fn let_go(&mut self) -> Option<Tensor> {
+        self.owner.and_then(|_| self.tensor.take())
+    }
+
+    /// The tensor, of which no reference is left here.
+    pub(super) fn into_tensor(self) -> Option<Tensor> {
+        self.tensor
     }
 
     /// The bytes of the tensor's own elements, those of a copy aside; none where there are none.
@@ -90,9 +94,12 @@ impl BoundTensor {
         }
     }
 
-    /// Address of the first of them.
-    pub(super) fn address(&self) -> usize {
-        self.strided.as_ref().map_or_else(|| self.flat.address(), |strided| strided.bounds()[0])
+    /// A number that tells their places: the address where they lie without a gap, else a hash of all.
+    pub(super) fn place(&self) -> usize {
+        let Some(strided) = &self.strided else { return self.flat.address() };
+        let mut hasher = DefaultHasher::new();
+        strided.hash(&mut hasher);
+        usize::try_from(hasher.finish() >> 1).unwrap_or(usize::MAX)
     }
 
     /// As `new`, of a tensor that is looked at in every step.
@@ -140,10 +147,13 @@ impl BoundTensor {
         self.encoding = Some(Box::new(encoding));
     }
 
-    /// Replaces a gradient by a copy of its own.
+    /// Has a copy of a gradient worked on. The gradient is kept, as its storage is held.
     pub(super) fn copy(&mut self) -> Result<()> {
-        self.tensor = Some(self.tensor()?.f_detach_copy()?);
-        self.refresh(&mut Held::default())
+        let copy =
+            self.staged.take().map_or_else(|| self.tensor()?.f_detach_copy().map_err(Error::from), Ok)?;
+        self.flat = FlatPtr::typed(&copy, self.dtype)?.on(self.device);
+        self.staged = Some(copy);
+        Ok(())
     }
 
     /// Replaces the elements of a gradient.

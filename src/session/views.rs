@@ -113,7 +113,9 @@ impl Memory {
             buckets.push(buffers);
         }
         let mut held = Held::default();
-        arena.iter().for_each(|part| held.push(part));
+        for part in &arena {
+            held.push(part);
+        }
         Ok(Self { buckets, _arena: arena, held })
     }
 

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::address_of;
 
 /// Bytes of a tensor's elements: runs without a gap, at regular distances.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Elements {
     start: usize,
     /// Bytes of a run.

@@ -47,6 +47,6 @@ pub fn look_at_what_is_in_use() -> Result<()> {
 pub fn replaced(name: &str) -> Error {
     Error::Mode(format!(
         "{name}: the parameter, its gradient or one of its states was given other memory, or was resized, while a step \
-         used it. Leave them alone in callbacks, hooks and handlers that run within step()"
+         used it. Leave them alone within step(): in callbacks, hooks, handlers and other threads"
     ))
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +90,95 @@ def test_memory_that_goes_between_two_instructions_is_noticed(which: str) -> Non
     optimizer._runner = Between()
     with pytest.raises(RuntimeError, match="was given other memory"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon"])
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_weight_that_is_replaced_after_the_last_instruction_is_noticed(name: str, is_strided: bool) -> None:
+    value = torch.ones(16, 16).t() if is_strided else torch.ones(16, 16)
+    param = nn.Parameter(torch.ones(16, 32)[:, :16] if is_strided else value)
+    param.grad = torch.randn(16, 16)
+    optimizer = getattr(oxidion, name)([param])
+    own = optimizer._runner
+
+    class After:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+        def execute(self, *arguments: Any) -> None:
+            own.execute(*arguments)
+            param.data = torch.full((16, 16), 5.0)
+
+    optimizer._runner = After()
+    with pytest.raises(RuntimeError, match="was given other memory"):
+        optimizer.step()
+    assert bool((param == 5).all())
+
+
+class Asking(nn.Parameter):
+    """Runs something when it is asked for its gradient."""
+
+    ask: Callable[[], None] | None = None
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        if self.ask:
+            self.ask()
+        return nn.Parameter.grad.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        nn.Parameter.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "SOAP", "Dion", "Lamb"])
+@pytest.mark.parametrize("shape", [(40, 30), (32, 16), (4, 4), (8, 32)])
+def test_weight_that_another_one_replaces_while_it_is_asked_is_noticed(
+    name: str, shape: tuple[int, int]
+) -> None:
+    params = [Asking(torch.ones(16, 32)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.randn(16, 32)
+    optimizer = getattr(oxidion, name)(params)
+    optimizer.step()
+
+    def ask() -> None:
+        params[1].ask = None
+        params[0].data = torch.full(shape, 5.0)
+        nn.Parameter.grad.__set__(params[0], torch.ones(shape))  # type: ignore[attr-defined]
+
+    params[1].ask = ask
+    with pytest.raises((RuntimeError, ValueError), match="was given other memory"):
+        optimizer.step()
+    assert bool((params[0] == 5).all())
+
+
+def test_gradient_in_a_weight_may_go_while_a_function_runs() -> None:
+    def function(x: Tensor, epsilon: float = 1e-7) -> Tensor:
+        param.grad = None
+        gc.collect()
+        return x
+
+    optimizer, [param] = made(1, newton_schulz_func=function)
+    param.grad = param.data
+    optimizer.step()
+    assert not bool((param == 1).all())
+
+
+@pytest.mark.parametrize("average", ["ema", "schedule_free"])
+def test_averages_of_a_step_that_has_ended_are_not_written(average: str) -> None:
+    param = nn.Parameter(torch.ones(16, 16))
+    param.grad = torch.randn(16, 16)
+    optimizer = oxidion.AdamW([{"params": [param], "average": average}])
+    optimizer.step()
+    session = optimizer._session
+    assert session is not None
+    before = {key: value.clone() for key, value in optimizer.state[param].items()}
+    kept, param.data = param.data, torch.ones(16, 16)
+    for is_late in (False, True):
+        session.average(is_late)
+    assert all(torch.equal(before[key], value) for key, value in optimizer.state[param].items())
+    del kept
 
 
 def test_function_may_change_elements_and_step_another_optimizer() -> None:
@@ -282,4 +371,3 @@ def test_handlers_of_all_signals_of_a_step_run_also_after_one_has_raised() -> No
             signal.signal(number, handler)
     assert got == [*numbers, signal.SIGUSR1]
     assert optimizer.param_groups[0]["step"] == 1
-    assert threading.current_thread() is threading.main_thread()

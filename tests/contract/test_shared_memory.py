@@ -1,6 +1,7 @@
 """Parameters that share memory: what a step writes must be apart, what it reads need not."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,9 +138,26 @@ def test_tied_views_are_refused_with_both_names(name: str, late: bool) -> None:
         optimizer.step()
         for param, view in zip(params, views, strict=True):
             param.data = view
-    with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
-        (optimizer or oxidion.AdamW(params)).step()
+    optimizer = optimizer or oxidion.AdamW(params)
+    for _ in range(2):  # also where the error was caught
+        with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
+            optimizer.step()
     assert not room.any()
+
+
+@pytest.mark.parametrize(
+    "before", [lambda room: room[:16].view(4, 4), lambda room: room.view(8, 8)[:4, :2].t()]
+)
+def test_view_that_grows_into_another_one_from_the_same_start_is_refused(before: Any) -> None:
+    room = torch.zeros(64)
+    other = room[18:22].view(2, 2)
+    params = [with_gradient(view, torch.ones_like(view)) for view in (before(room), other)]
+    optimizer = oxidion.Lion(params, lr=1.0)
+    optimizer.step()
+    params[0].data = room.as_strided(params[0].shape, (17 if len(params[0]) == 2 else 8, 1))
+    with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
+        optimizer.step()
+    assert other.eq(-1).all()
 
 
 @pytest.mark.parametrize("name", APART)

@@ -209,7 +209,7 @@ def test_report_says_what_each_count_of_a_route_is() -> None:
 
 @pytest.mark.parametrize(("ranks", "fraction"), [(8, 1 / 16), (16, 1 / 32)])
 def test_ranks_that_own_equally_many_matrices_send_what_the_route_counts(ranks: int, fraction: float) -> None:
-    """Batches of half as many matrices as ranks, of what is summed to owners, had half of an all-gather padded."""
+    # Batches of half as many matrices as ranks had half of an all-gather padded.
     result, _ = simulate("llama-8b", {"fs": ranks}, Settings(rank_fraction=fraction))
     assert result.routes_sent == pytest.approx(result.routes["chosen"], rel=1e-3)
     assert result.routes_sent <= 1.1 * min(result.routes.values())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 BORDER = ROOT / "src" / "binding"
 SESSION = ROOT / "src" / "session"
@@ -14,9 +12,9 @@ SESSION = ROOT / "src" / "session"
 USES_MEMORY = {"begin", "compute", "average", "end"}
 """Methods of a session that read or write tensors of the user: Python has run since the one before."""
 USES_NONE = {
-    "abandon", "copied", "details", "expect_functions", "fits", "gradient_room", "hold", "idle", "invalidate",
-    "live", "measurements", "own", "pattern", "place_gradient", "set_probe", "set_streams", "take_inside",
-    "try_fast",
+    "abandon", "copied", "details", "expect_functions", "fits", "gradient_room", "hold", "idle",
+    "invalidate", "live", "look_before", "look_before_averages", "measurements", "own", "pattern",
+    "place_gradient", "set_probe", "set_streams", "take_inside", "try_fast",
 }  # fmt: skip
 """Others that the border calls. `place_gradient` writes to memory that the session made for itself."""
 CALLS_PYTHON = {"group.rs": 1}
@@ -35,24 +33,28 @@ def called() -> set[str]:
     text = (BORDER / "session.rs").read_text()
     locked = r"(?:\binner|\.lock\(\)\??(?:\s*\.map_err\(to_python\)\?)?)"
     found = set(re.findall(rf"{locked}\s*\.(\w+)\(", text))
-    return found - {"map_err", "map", "into_iter", "lock", "try_lock", "unwrap_or_else"}
+    return found - {"map_err", "map", "and_then", "into_iter", "lock", "try_lock", "unwrap_or_else"}
 
 
 def test_every_method_of_the_session_is_known_to_use_memory_or_not() -> None:
     assert called() == USES_MEMORY | USES_NONE
 
 
-@pytest.mark.parametrize("name", sorted(USES_MEMORY))
-def test_method_that_uses_memory_looks_at_it_again(name: str) -> None:
-    files = {"begin": ("step.rs", "take"), "end": ("step.rs", "end"), "average": ("average.rs", "average")}
-    file, function = files.get(name, ("mod.rs", name))
-    text = body((SESSION / file).read_text(), function)
-    assert "look_again(" in text
-    if name == "begin":  # numbers are read before memory is looked for
-        border = body((BORDER / "session.rs").read_text(), "take")
-        assert border.index("self.read(") < border.index("try_fast") < border.index(".begin(")
-    else:  # handlers of `logging` wait until it is done
-        assert re.search(rf"logs::after\(\|\| py\.enter\(\|\| self\.lock\(\)\?\.{name}\(", border_text())
+def test_memory_is_looked_at_again_before_every_use() -> None:
+    border, step = border_text(), (SESSION / "step.rs").read_text()
+    # Numbers are read before memory is looked for.
+    order = ["self.read(", "try_fast", "self.look_closely(", ".begin("]
+    assert_order(body(border, "take"), order)
+    assert_order(body(step, "take"), ["self.look_again(", "self.fits(", "check_gradient("])
+    for name, look in (("compute", "look_before(k)"), ("average", "look_before_averages()")):
+        # With the interpreter, so that no other thread comes between; handlers of `logging` wait.
+        assert_order(body(border, name), [look, f"logs::after(|| py.enter(|| self.lock()?.{name}("])
+    assert "logs::after(|| py.enter_attached(|| self.lock()?.end()))" in body(border, "end")
+    assert_order(body(step, "end"), ["look_again(", ".count()", ".commit()", "drop(gone)"])
+
+
+def assert_order(text: str, parts: list[str]) -> None:
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
 
 
 def border_text() -> str:
@@ -68,18 +70,14 @@ def test_interpreter_is_attached_where_it_is_listed() -> None:
     assert found == CALLS_PYTHON
 
 
-def test_what_is_in_use_is_looked_at_before_the_result_of_a_function_is_written() -> None:
-    source = ROOT / "src" / "linalg" / "orthonormalizer.rs"
-    text = body(source.read_text(), "call")
-    order = ["function(", "require_memory(&", "drop(result)", "look_at_what_is_in_use()?", "x_bmn.f_copy_("]
-    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
-    files = [path for path in (ROOT / "src").rglob("*.rs") if not path.stem.endswith("_tests")]
-    callers = [path for path in files if ".get::<Function>()" in path.read_text()]
-    assert callers == [source], "a function of the user is called elsewhere: look at what is in use there too"
+def test_what_is_in_use_is_looked_at_after_the_function_of_the_user() -> None:
+    text = body((BORDER / "group.rs").read_text(), "callback")
+    order = [".call(", "require_memory(&result)", "drop(result)", "look_at_what_is_in_use()?", "Ok(values)"]
+    assert_order(text, order)
 
 
 def test_every_entry_keeps_operations_of_torch_from_python() -> None:
-    assert "Dispatch::to_python(false)" in body((BORDER / "enter.rs").read_text(), "enter")
+    assert "Dispatch::to_python(false)" in body((BORDER / "enter.rs").read_text(), "guarded")
     for path in BORDER.glob("*.rs"):
         if path.name not in ("enter.rs", "tensor.rs"):
             assert ".detach(" not in path.read_text().replace("py.detach(cuda::let_go)", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,8 +100,8 @@ def check(
     needs: Mapping[str, Field],
     may_have: Mapping[str, Field],
     entries: Mapping[str, Field],
-) -> None:
-    """Refuses a state dict that the package cannot have written.
+) -> dict[str, Any]:
+    """Refuses a state dict that the package cannot have written. Returns it with NumPy's scalars as Python's.
 
     Args:
         state_dict: what was given for one.
@@ -115,8 +116,9 @@ def check(
     whose = f"a {source} state dict"
     check_form(state_dict, whose, f"Give what state_dict() of the {source} optimizer returned")
     assert isinstance(state_dict, Mapping)
-    states, known = state_dict["state"], set[Any]()
-    for number, group in enumerate(state_dict["param_groups"]):
+    states = {key: _plain(own) for key, own in state_dict["state"].items()}
+    groups, known = [_plain(group) for group in state_dict["param_groups"]], set[Any]()
+    for number, group in enumerate(groups):
         require(group, needs, f"group {number} of {whose}")
         _check_values(group, {**needs, **may_have}, f"group {number} of {whose}")
         _check_names(group, f"group {number} of {whose}")
@@ -133,6 +135,13 @@ def check(
             f"{whose} has states under {shown(list(states))}, and its groups list "
             f"{shown(list(known))} in 'params': give the keys the type that they were saved with"
         )
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _plain(held: Any) -> Any:
+    if not isinstance(held, Mapping):
+        return held
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in held.items()}
 
 
 def _check_values(held: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:

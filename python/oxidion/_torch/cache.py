@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import hashlib
 import os
+import pwd
 import secrets
 import shlex
 import stat
@@ -59,6 +61,8 @@ def _check(found: os.stat_result, place: Path, asked: Path, *, above: bool = Fal
             /tmp: they cannot move what belongs to this user or root there.
     """
     user, mode = os.geteuid(), stat.S_IMODE(found.st_mode)
+    if above and mode & OTHERS_WRITE == stat.S_IWGRP and _is_of_user_alone(found.st_gid):
+        mode &= ~stat.S_IWGRP
     way = f"set {VARIABLE} to a folder of your own"
     if found.st_uid not in (user, 0):
         reason = f"belongs to user {found.st_uid}, and this process runs as user {user}"
@@ -70,6 +74,15 @@ def _check(found: os.stat_result, place: Path, asked: Path, *, above: bool = Fal
         return
     subject = f"{place} on the way there" if above else "it"
     raise UntrustedFolder(f"{asked} keeps code that is loaded, but {subject} {reason}: {way}")
+
+
+def _is_of_user_alone(gid: int) -> bool:
+    """True for the group that a user has for himself, as where home folders have mode 0775."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return (gid, group.gr_name) == (user.pw_gid, user.pw_name) and {*group.gr_mem} <= {user.pw_name}
 
 
 def _enter(at: int, name: str, *, make: bool) -> int | str:
