@@ -24,6 +24,9 @@ from oxidion.optim.muon import Muon
 
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
 
+MOST_DIMENSIONS = 32
+"""Of an array, as up to NumPy 1."""
+
 
 Coefficients = (
     Literal["polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"]
@@ -31,6 +34,15 @@ Coefficients = (
     | Sequence[Sequence[float]]
 )
 Method = Literal["auto", "standard", "gram"]
+
+
+def _given(x: Matrix) -> Matrix:
+    """An argument as the core reads it: an array whose elements lie at multiples of their size."""
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.ndim > MOST_DIMENSIONS:
+        raise ValueError(f"expected an array of at most {MOST_DIMENSIONS} dimensions, got {x.ndim}")
+    return np.require(x, requirements=["ALIGNED", "C_CONTIGUOUS"])
 
 
 def _iterate(
@@ -45,7 +57,7 @@ def _iterate(
         "orth_method": method,
         "orth_preset": preset,
     }
-    return _oxidion.orthonormalize(x, settings, epsilon, stream_of(x))
+    return _oxidion.orthonormalize(_given(x), settings, epsilon, stream_of(x))
 
 
 def newton_schulz(
@@ -158,7 +170,7 @@ def polar(x: Matrix) -> Matrix:
         ValueError: for fewer than two dimensions.
         TypeError: for anything but real floating-point matrices.
     """
-    return _oxidion.orthonormalize(x, {"orth_method": "svd"}, 0.0, stream_of(x))
+    return _oxidion.orthonormalize(_given(x), {"orth_method": "svd"}, 0.0, stream_of(x))
 
 
 def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cqr") -> Matrix:
@@ -177,7 +189,7 @@ def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cq
         ValueError: for fewer than two dimensions, more columns than rows, or an unknown method.
         TypeError: for anything but real floating-point matrices.
     """
-    return _oxidion.orthonormal_columns(x, method, stream_of(x))
+    return _oxidion.orthonormal_columns(_given(x), method, stream_of(x))
 
 
 def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
@@ -225,7 +237,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
         ValueError: for no dimension and block sizes out of range.
         TypeError: for anything but real floating-point numbers.
     """
-    return _oxidion.quantize_blockwise(x, block_size, signed, stream_of(x))
+    return _oxidion.quantize_blockwise(_given(x), block_size, signed, stream_of(x))
 
 
 def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
@@ -244,7 +256,7 @@ def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, s
         ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.
         TypeError: for codes that are not uint8.
     """
-    return _oxidion.dequantize_blockwise(codes, absmax, block_size, signed, stream_of(codes))
+    return _oxidion.dequantize_blockwise(_given(codes), _given(absmax), block_size, signed, stream_of(codes))
 
 
 _MOMENTUM = validate.beta(None)

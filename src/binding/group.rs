@@ -69,15 +69,29 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
         callback(value)
     } else if let Ok(numbers) = value.extract::<BTreeMap<String, f64>>() {
         Ok(OptionValue::Table(numbers.into_iter().collect()))
-    } else if let Ok(ints) = value.extract::<Vec<i64>>() {
-        Ok(OptionValue::Ints(ints))
-    } else if let Ok(numbers) = value.extract::<Vec<f64>>() {
-        Ok(OptionValue::Floats(numbers))
     } else {
-        let rows = value.extract::<Vec<Vec<f64>>>();
-        rows.map(OptionValue::Rows)
-            .or_else(|_| value.extract::<Vec<String>>().map(OptionValue::Strs))
+        listed(value)
+            .and_then(|list| of_list(&list))
             .map_err(|_| PyValueError::new_err(format!("{key} has a value of no known kind: {value}")))
+    }
+}
+
+/// A list of the elements of a sequence: the length that an object tells may be any.
+fn listed<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    value.py().get_type::<PyList>().call1((value,))?.cast_into().map_err(Into::into)
+}
+
+/// One setting that is a list.
+fn of_list(list: &Bound<'_, PyList>) -> PyResult<OptionValue> {
+    if let Ok(ints) = list.extract::<Vec<i64>>() {
+        Ok(OptionValue::Ints(ints))
+    } else if let Ok(numbers) = list.extract::<Vec<f64>>() {
+        Ok(OptionValue::Floats(numbers))
+    } else if let Ok(words) = list.extract::<Vec<String>>() {
+        Ok(OptionValue::Strs(words))
+    } else {
+        let rows = list.iter().map(|row| listed(&row)?.extract::<Vec<f64>>());
+        rows.collect::<PyResult<Vec<_>>>().map(OptionValue::Rows)
     }
 }
 

@@ -327,6 +327,7 @@ impl PySession {
             }
         }
         let (mut grads, mut misplaced) = (Vec::new(), Vec::new());
+        let has_run_python = !closely.is_empty();
         for (at, object) in closely {
             match self.look_closely(py, at, &object)? {
                 Look::Absent => {}
@@ -337,6 +338,9 @@ impl PySession {
                 }
                 Look::Changed => return Ok(false),
             }
+        }
+        if has_run_python {
+            self.lock().and_then(|inner| inner.look_at_all()).map_err(to_python)?;
         }
         *self.misplaced() = misplaced;
         let Live { hypers, rates, factors, steps, averages } = live;
@@ -381,12 +385,13 @@ impl PySession {
         }
         let planned = &self.plan.params[at];
         let own = tensor::unpack(&handles::local(object)?, "parameter")?;
-        {
-            let mut inner = self.lock().map_err(to_python)?;
+        let fits = py.enter_attached(|| {
+            let mut inner = self.lock()?;
             inner.hold(at, own);
-            if !inner.fits(at) {
-                return Ok(Look::Changed);
-            }
+            Ok(inner.fits(at))
+        })?;
+        if !fits {
+            return Ok(Look::Changed);
         }
         let grad = object.getattr(intern!(py, "grad"))?;
         if grad.is_none() {

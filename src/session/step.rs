@@ -110,9 +110,8 @@ impl Session {
         steps: &[u64],
         rates: &[Option<(Tensor, FlatPtr)>],
     ) -> Result<()> {
-        // Python has run to find these gradients, and by what devices log.
-        if !grads.is_empty() || self.plan.devices().any(|device| device != Device::Cpu) {
-            self.look_again(0..self.bound.len())?;
+        if self.plan.devices().any(|device| device != Device::Cpu) {
+            self.look_at_all()?; // what devices log runs Python
         }
         for (i, grad) in &grads {
             let (bound_param, name) = (&self.bound[*i], &self.plan.params[*i].spec.name);
@@ -130,7 +129,7 @@ impl Session {
         self.alias.look(&mut self.bound, &self.plan)?;
         let first = self.held.len();
         for (rate, _) in rates.iter().flatten() {
-            self.held.push(rate);
+            self.held.push(rate, rate);
         }
         self.held_rates = first..self.held.len();
         Ok(())
@@ -174,6 +173,14 @@ impl Session {
         let compute = self.plan.computes.get(k);
         let compute = compute.ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         self.look_again(self.plan.buckets[compute.bucket].units.iter().map(|unit| unit.param))
+    }
+
+    /// As `look_before`, at what was found so far for the step that begins.
+    ///
+    /// # Errors
+    /// As `look_again`.
+    pub fn look_at_all(&self) -> Result<()> {
+        self.look_again(0..self.bound.len())
     }
 
     /// As `look_before`, at what `average` uses.

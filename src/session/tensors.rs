@@ -121,23 +121,24 @@ impl BoundTensor {
     /// # Errors
     /// `Error::Value` for a tensor without memory, or with elements that share it.
     pub(super) fn refresh(&mut self, held: &mut Held) -> Result<()> {
+        // Another thread may give the tensor another storage meanwhile: what is read and held is that of this one.
+        let (tensor, own) = (self.tensor()?, self.tensor()?.f_detach()?);
+        require_memory(&own)?;
         // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
-        let tensor = self.tensor()?;
-        require_memory(tensor)?;
-        let staged = if tensor.f_is_neg()? {
-            Some(tensor.f_resolve_neg()?.f_contiguous()?)
-        } else if tensor.is_contiguous() {
+        let staged = if own.f_is_neg()? {
+            Some(own.f_resolve_neg()?.f_contiguous()?)
+        } else if own.is_contiguous() {
             None
         } else {
-            Some(tensor.f_contiguous()?)
+            Some(own.f_contiguous()?)
         };
-        let strided = if staged.is_some() { Elements::of(tensor).map(Box::new) } else { None };
-        let tensor = staged.as_ref().unwrap_or(tensor);
+        let strided = if staged.is_some() { Elements::of(&own).map(Box::new) } else { None };
+        held.push(tensor, &own);
+        let tensor = staged.as_ref().unwrap_or(&own);
         if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
         self.flat = FlatPtr::typed(tensor, self.dtype)?.on(self.device);
-        held.push(self.tensor()?);
         (self.staged, self.strided, self.encoding) = (staged, strided, None);
         Ok(())
     }

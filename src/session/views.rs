@@ -114,7 +114,7 @@ impl Memory {
         }
         let mut held = Held::default();
         for part in &arena {
-            held.push(part);
+            held.push(part, part);
         }
         Ok(Self { buckets, _arena: arena, held })
     }

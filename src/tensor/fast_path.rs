@@ -149,13 +149,13 @@ impl Held {
         self.0.is_empty()
     }
 
-    /// Holds the storage of a tensor, if it has one.
-    pub fn push(&mut self, tensor: &Tensor) {
+    /// Holds the storage of an alias of a tensor, if it has one, as that which the tensor had.
+    pub fn push(&mut self, tensor: &Tensor, alias: &Tensor) {
         let ptr: TensorPtr = tensor.as_ptr().cast();
-        // SAFETY: the tensor is alive, and the entry is there to be written.
+        // SAFETY: both tensors are alive, and the entry is there to be written.
         unsafe {
             let mut entry = Entry { object: *ptr, ..Entry::EMPTY };
-            if oxidion_hold(ptr, &raw mut entry) {
+            if oxidion_hold(alias.as_ptr().cast(), &raw mut entry) {
                 self.0.push(entry);
             }
         }
@@ -553,8 +553,8 @@ mod tests {
     fn storage_that_is_held_stays_and_tells_what_changed() {
         let zeros = |n: i64| Tensor::zeros([n], (Kind::Float, tch::Device::Cpu));
         let (mut held, mut x, y) = (Held::default(), zeros(3), zeros(4));
-        held.push(&x);
-        held.push(&y);
+        held.push(&x, &x);
+        held.push(&y, &y);
         let address = x.data_ptr() as usize;
         assert!(held.are_there(0..2));
         x.set_data(&zeros(3));

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -151,6 +152,72 @@ def test_weight_that_another_one_replaces_while_it_is_asked_is_noticed(
     with pytest.raises((RuntimeError, ValueError), match="was given other memory"):
         optimizer.step()
     assert bool((params[0] == 5).all())
+
+
+@pytest.mark.parametrize("group", [{}, {"average": "ema"}])
+def test_counter_that_goes_while_a_weight_without_gradient_is_asked(group: dict[str, str]) -> None:
+    first, second = nn.Parameter(torch.ones(16, 16)), Asking(torch.ones(16, 16))
+    first.grad = torch.randn(16, 16)
+    optimizer = (
+        oxidion.SOAP([first, second]) if not group else oxidion.AdamW([{"params": [first, second], **group}])
+    )
+    optimizer.step()
+
+    def ask() -> None:
+        for state in optimizer.state[first].values():
+            state.untyped_storage().resize_(0)
+
+    second.ask = ask
+    with pytest.raises((RuntimeError, ValueError), match="was given other memory"):
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_weight_that_becomes_a_nested_tensor_is_an_error() -> None:
+    optimizer, params = made()
+    optimizer.step()
+    params[0].data = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        optimizer.step()
+
+
+class Liar(list[Any]):
+    """Tells a length that it does not have."""
+
+    def __len__(self) -> int:
+        return 2**40
+
+
+def test_sequence_that_lies_about_its_length_is_refused() -> None:
+    x, rows = torch.randn(4, 4), [(3.0, -4.0, 1.5)] * 3
+    for lying in (Liar(rows), [Liar(row) for row in rows]):
+        with pytest.raises(ValueError, match="ns_coefficients has a value of no known kind"):
+            oxidion.functional.newton_schulz(x, coefficients=lying)
+
+
+def test_state_without_memory_is_refused_by_load_state_dict() -> None:
+    optimizer, params = made()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["momentum"] = freed()
+    before = {key: value.clone() for key, value in optimizer.state[params[0]].items()}
+    with pytest.raises(ValueError, match="has no memory"):
+        optimizer.load_state_dict(saved)
+    assert all(torch.equal(before[key], value) for key, value in optimizer.state[params[0]].items())
+
+
+def test_arrays_whose_strides_are_no_multiples_are_read_as_numpy_reads_them() -> None:
+    packed = np.zeros((4, 6), dtype=np.dtype([("a", "u1"), ("b", "<f4")]))
+    packed["b"] = np.random.default_rng(0).normal(size=(4, 6))
+    x = packed["b"]
+    assert np.array_equal(oxidion.functional.polar(x), oxidion.functional.polar(np.ascontiguousarray(x)))
+    with pytest.raises(ValueError, match="at most 32 dimensions"):
+        oxidion.functional.polar(np.zeros((1,) * 42, dtype=np.float32))
+
+
+def test_power_iterations_have_an_upper_bound() -> None:
+    with pytest.raises(ValueError, match="power_iters must be an integer >= 1 and <= 1000"):
+        oxidion.Dion([nn.Parameter(torch.ones(8, 8))], power_iters=2**31)
 
 
 def test_gradient_in_a_weight_may_go_while_a_function_runs() -> None:

@@ -13,8 +13,8 @@ USES_MEMORY = {"begin", "compute", "average", "end"}
 """Methods of a session that read or write tensors of the user: Python has run since the one before."""
 USES_NONE = {
     "abandon", "copied", "details", "expect_functions", "fits", "gradient_room", "hold", "idle",
-    "invalidate", "live", "look_before", "look_before_averages", "measurements", "own", "pattern",
-    "place_gradient", "set_probe", "set_streams", "take_inside", "try_fast",
+    "invalidate", "live", "look_at_all", "look_before", "look_before_averages", "measurements", "own",
+    "pattern", "place_gradient", "set_probe", "set_streams", "take_inside", "try_fast",
 }  # fmt: skip
 """Others that the border calls. `place_gradient` writes to memory that the session made for itself."""
 CALLS_PYTHON = {"group.rs": 1}
@@ -43,9 +43,9 @@ def test_every_method_of_the_session_is_known_to_use_memory_or_not() -> None:
 def test_memory_is_looked_at_again_before_every_use() -> None:
     border, step = border_text(), (SESSION / "step.rs").read_text()
     # Numbers are read before memory is looked for.
-    order = ["self.read(", "try_fast", "self.look_closely(", ".begin("]
+    order = ["self.read(", "try_fast", "self.look_closely(", "look_at_all()", ".begin("]
     assert_order(body(border, "take"), order)
-    assert_order(body(step, "take"), ["self.look_again(", "self.fits(", "check_gradient("])
+    assert_order(body(step, "take"), ["self.look_at_all()", "self.fits(", "check_gradient("])
     for name, look in (("compute", "look_before(k)"), ("average", "look_before_averages()")):
         # With the interpreter, so that no other thread comes between; handlers of `logging` wait.
         assert_order(body(border, name), [look, f"logs::after(|| py.enter(|| self.lock()?.{name}("])

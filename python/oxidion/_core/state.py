@@ -410,9 +410,25 @@ def own_copies(incoming: Mapping[str, Any], groups: list[dict[str, Any]]) -> dic
     return dict(copied(key, value) for key, value in incoming["state"].items())
 
 
+def has_memory(value: Tensor) -> bool:
+    """False for a tensor of torch's own class whose storage is shorter than its elements need."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_meta:
+        return True
+    if value.is_nested or value.numel() == 0:
+        return True
+    last = value.storage_offset() + sum(
+        (n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)
+    )
+    return (last + 1) * value.element_size() <= value.untyped_storage().nbytes()
+
+
 def _copied(value: Any, where: torch.device, key: object = None, *, counts_there: bool) -> Any:
     """A copy on a device of a state, or of what holds some; a counter stays where it is, but if told to."""
     if isinstance(value, Tensor):
+        if not has_memory(value):
+            raise ValueError(
+                f"a state of shape {tuple(value.shape)} has no memory: its storage was freed or cut"
+            )
         own = value.detach()
         stays = own.device == where or (key == "step" and not counts_there)
         return own.clone() if stays else own.to(device=where)

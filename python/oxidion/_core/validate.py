@@ -147,15 +147,16 @@ def exponent(default: float) -> Field:
     return Field(default, "a finite number <= 0", check)
 
 
-def count(default: int | None, low: int = 1, *, optional: bool = False) -> Field:
-    """An integer of at least ``low`` that the core can hold."""
+def count(default: int | None, low: int = 1, *, optional: bool = False, high: int = 2**63 - 1) -> Field:
+    """An integer from ``low`` to ``high``, which the core can hold."""
 
     def check(value: object) -> bool:
         if value is None:
             return optional
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-    return Field(default, f"an integer >= {low} and < 2**63" + (" or None" if optional else ""), check)
+    upper = "< 2**63" if high == 2**63 - 1 else f"<= {high}"
+    return Field(default, f"an integer >= {low} and {upper}" + (" or None" if optional else ""), check)
 
 
 def flag(default: bool | None) -> Field:

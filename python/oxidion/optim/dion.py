@@ -45,7 +45,7 @@ class Dion(WeightNormOptimizer):
             In other groups the first shows the momentum factor: a scheduler that changes it sets that.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         epsilon: added to the column norms, and AdamW's epsilon.
-        power_iters: power iterations per step.
+        power_iters: power iterations per step, at most 1000.
         qr_method: "rcqr" (Cholesky QR, after a sketch where it needs one), "cqr", "cqr2" (twice) or "qr".
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column; the group key is ``oversample``.
@@ -97,7 +97,7 @@ class Dion(WeightNormOptimizer):
         "beta2": validate.beta(None),
         "epsilon": validate.number(1e-8),
         "oversample": validate.number(1.25, low=1.0),
-        "power_iters": validate.count(1),
+        "power_iters": validate.count(1, high=1000),
         "right_factor": validate.word("column", "column", "orthonormal"),
         "qr_method": validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
         "cqr_warmup_steps": validate.count(150, low=0),
