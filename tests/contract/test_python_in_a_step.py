@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import signal
 import time
@@ -198,7 +199,7 @@ def test_sequence_that_lies_about_its_length_is_refused() -> None:
 def test_state_without_memory_is_refused_by_load_state_dict() -> None:
     optimizer, params = made()
     optimizer.step()
-    saved = optimizer.state_dict()
+    saved = copy.deepcopy(optimizer.state_dict())  # it has the optimizer's own dicts
     saved["state"][0]["momentum"] = freed()
     before = {key: value.clone() for key, value in optimizer.state[params[0]].items()}
     with pytest.raises(ValueError, match="has no memory"):
