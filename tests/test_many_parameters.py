@@ -20,7 +20,7 @@ COUNTS = (100, 5_000, 20_000)
 MOST = 1.1
 """Exponent of the time from 5,000 to 20,000 parameters."""
 MOST_OF_CACHES = 1.2
-"""The same for what the caches of the processor hold of fewer: groups, which are dicts of 40 keys, and warm steps."""
+"""The same for what caches of the processor hold of fewer: groups (dicts of 40 keys) and warm steps."""
 ROUNDS = 4
 """How often each size is measured at most. Other work on the machine only adds, so the least counts."""
 CASES: dict[str, tuple[tuple[int, ...], bool]] = {
