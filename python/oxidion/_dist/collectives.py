@@ -139,7 +139,9 @@ def own_group(use: str) -> ProcessGroup | None:
         host = torch.device("cpu")
         is_gloo = host in world._device_types and world._get_backend(host).name() == "gloo"
         ranks = list(range(world.size()))
-        made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if is_gloo else world
+        # Not with `use_local_synchronization`: torch names such a group by how many groups a rank is in.
+        # Where that differs among ranks they wait for each other forever.
+        made = dist.new_group(ranks, backend="gloo") if is_gloo else world
         _own_groups[use] = world, made
     return _own_groups[use][1]
 
