@@ -37,8 +37,8 @@ def apart(value: Tensor) -> Tensor:
     return made.as_strided(value.shape, value.stride()).copy_(value)
 
 
-class Odd(nn.Parameter):
-    """A parameter whose gradient is asked for in Python."""
+class Asking(nn.Parameter):
+    """Runs something when it is asked for its gradient."""
 
     ask: Callable[[], None] | None = None
 
@@ -232,7 +232,7 @@ class Case:
             if strided and len(shape) == 2:
                 value = value.t().contiguous().t()
             value = own(value)
-            self.params.append(Odd(value) if place == "gradient" else nn.Parameter(value))
+            self.params.append(Asking(value) if place == "gradient" else nn.Parameter(value))
         for param in self.params:
             param.grad = own(torch.randn(param.shape))
             if place == "log":
@@ -344,4 +344,5 @@ def main(place: str, name: str, count: int, seed: int) -> None:
     sys.stdout.write("\n".join(sorted(set(told))) + f"\nreached {reached} of {count}\n")
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import oxidion
 from support import forks
 
+from .python_in_a_step import Asking
+
 SCRIPT = Path(__file__).with_name("python_in_a_step.py")
 PLACES = {
     "function": ("Muon", "NorMuon", "Dion2"),
@@ -115,22 +117,6 @@ def test_weight_that_is_replaced_after_the_last_instruction_is_noticed(name: str
     with pytest.raises(RuntimeError, match="was given other memory"):
         optimizer.step()
     assert bool((param == 5).all())
-
-
-class Asking(nn.Parameter):
-    """Runs something when it is asked for its gradient."""
-
-    ask: Callable[[], None] | None = None
-
-    @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
-        if self.ask:
-            self.ask()
-        return nn.Parameter.grad.__get__(self)  # type: ignore[attr-defined, no-any-return]
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        nn.Parameter.grad.__set__(self, value)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "SOAP", "Dion", "Lamb"])
