@@ -52,11 +52,19 @@ def parameters(*shapes, dtype=torch.float32):
 """
 
 
-def _compile_driver(file: Path, *macros: str) -> None:
-    command = ["g++", *FLAGS, *macros, f"-I{HERE}", str(HERE / "driver.cpp"), "-ldl", "-o", str(file)]
+def _compile(source: str, file: Path, *macros: str) -> None:
+    command = ["g++", *FLAGS, *macros, f"-I{HERE}", str(HERE / source), "-ldl", "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"g++ does not compile the driver:\n{done.stderr[:4000]}")
+        raise RuntimeError(f"g++ does not compile {source}:\n{done.stderr[:4000]}")
+
+
+def _compile_driver(file: Path, *macros: str) -> None:
+    _compile("driver.cpp", file, *macros)
+
+
+def _compile_modes(file: Path) -> None:
+    _compile("modes.cpp", file)
 
 
 def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[str, str]:
@@ -66,6 +74,8 @@ def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[s
     cache.mkdir()
     own = parts((HERE / "driver.cpp").read_text())
     shutil.copyfile(files.kept("libcuda.so.1", own, _compile_driver), driver / "libcuda.so.1")
+    modes = files.kept("modes.so", parts((HERE / "modes.cpp").read_text()), _compile_modes)
+    shutil.copyfile(modes, driver / "modes.so")
     libraries = [str(Emulated(source, folder / source).path) for source in sources]
     for source in sources:
         if EMULATED_ARCHITECTURE in ARCHITECTURES[source]:
@@ -76,6 +86,7 @@ def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[s
     return {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(paths),
+        "LD_PRELOAD": str(driver / "modes.so"),
         "OXIDION_EMULATED_KERNELS": ":".join(libraries),
         "OXIDION_CACHE": str(cache),
         # A kernel that cannot be had fails a test, unless libtorch is what it is about.
