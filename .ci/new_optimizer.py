@@ -46,6 +46,7 @@ def edits(name: str, class_name: str) -> dict[str, list[tuple[str, str]]]:
                 r"((?:from oxidion\.optim\.\w+ import \w+\n)+)",
             ),
             (f'    "{class_name}",', r"__all__ = \[\n((?: {4}\"\w+\",\n)+)"),
+            (f'    "{name}",', r"Literal\[\n((?: {4}\"\w+\",\n)+)"),
         ],
         "CHANGELOG.md": [],
     }

@@ -11,6 +11,9 @@ import torch
 from recipes import RECIPES, SCHEDULES, Settings
 from training import DTYPES
 
+AUTO = Path("auto")
+"""What ``--resume`` is given to go on from the newest checkpoint at ``--checkpoint``, where there is one."""
+
 DEFAULT_COMPARISON = "dion,muon,adamw"
 """What is compared when neither an optimizer nor a comparison nor a sweep is asked for."""
 
@@ -35,8 +38,6 @@ def planned_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
         parser.error("--checkpoint and --resume serve one run: give --optimizer NAME")
     if options.save_every and not options.checkpoint:
         parser.error("--save-every needs --checkpoint PATH")
-    if options.resume is not None and not options.resume.is_file():
-        parser.error(f"--resume: no such file: {options.resume}")
     jobs = []
     for name, lr in rates:
         table_rate = RECIPES[name].scalar_lr
@@ -46,6 +47,27 @@ def planned_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
         shared = {key: value for key, value in vars(options).items() if key in Settings.__dataclass_fields__}
         jobs.append(Settings(**shared | {"optimizer": name, "lr": lr, "scalar_lr": scalar_lr}))
     return jobs
+
+
+def resumed_from(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path | None:
+    """The checkpoint that the run goes on from; None for a run that starts."""
+    if options.resume == AUTO:
+        refuse_auto_without_checkpoint(parser, options)
+        checkpoint: Path = options.checkpoint
+        return checkpoint if checkpoint.is_file() else None
+    asked: Path | None = options.resume
+    if asked is not None and not asked.is_file():
+        parser.error(f"--resume: no such file: {asked}")
+    return asked
+
+
+def refuse_auto_without_checkpoint(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Leaves through ``parser.error`` where ``--resume auto`` has no place to look at."""
+    if options.resume == AUTO and options.checkpoint is None:
+        parser.error(
+            "--resume auto needs --checkpoint: it goes on from the newest checkpoint there, and starts where "
+            "there is none"
+        )
 
 
 def chosen_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
@@ -98,11 +120,11 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
         help="share of rows or columns that Dion2 and NorDion2 orthonormalize (default: %(default)s)",
     )
     tuning.add_argument(
-        "--weight-decay", type=_not_negative, default=0.01, help="decoupled (default: %(default)s)"
+        "--weight-decay", type=not_negative, default=0.01, help="decoupled (default: %(default)s)"
     )
     tuning.add_argument(
         "--clip-norm",
-        type=_not_negative,
+        type=not_negative,
         default=1.0,
         help="largest norm of all gradients; 0: any (default: %(default)s)",
     )
@@ -148,7 +170,10 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     machine.add_argument("--checkpoint", type=Path, metavar="PATH", help="write a checkpoint here at the end")
     machine.add_argument("--save-every", type=_count, default=0, metavar="N", help="and every N steps")
     machine.add_argument(
-        "--resume", type=Path, metavar="PATH", help="continue from a checkpoint of the same settings"
+        "--resume",
+        type=Path,
+        metavar="PATH",
+        help="continue from a checkpoint of the same settings; auto: from --checkpoint if it is there",
     )
     machine.add_argument(
         "--stop-at", type=_count, metavar="STEP", help="stop after this step and leave the rest to --resume"
@@ -178,7 +203,8 @@ def _positive(text: str) -> float:
     return _number(text, "a finite number > 0", 0.0, math.inf, low_included=False)
 
 
-def _not_negative(text: str) -> float:
+def not_negative(text: str) -> float:
+    """A finite number from zero on, as an option is given it."""
     return _number(text, "a finite number >= 0", 0.0, math.inf, low_included=True)
 
 

@@ -87,7 +87,7 @@ class Recipe:
         scalar_algorithm: algorithm of embedding, head and norms.
         scalar_lr: its learning rate; None takes ``lr``.
         arguments: further constructor arguments, from the settings.
-        algorithm: the word of the block matrices' groups; None takes the recipe's own name.
+        algorithm: a note, for ``benchmarks/convergence.py``, of the class's algorithm; nothing reads it.
         decays: False if the block matrices keep their norm, so that they cannot decay.
         average: keys of all groups that name a mean of the weights; held-out losses are taken with it.
     """
@@ -133,22 +133,15 @@ RECIPES = {name: recipe for name, recipe in ALL_RECIPES.items() if hasattr(oxidi
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Builds the optimizer that the settings name over all parameters of the model."""
     recipe = RECIPES[settings.optimizer]
-    groups = oxidion.param_groups(
+    average = recipe.average(settings)
+    keys = {"lr": settings.lr, **recipe.arguments(settings), **average}
+    keys |= {f"scalar_{key}": value for key, value in average.items()}
+    optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(
         model,
-        algorithm=recipe.algorithm or settings.optimizer,
-        lr=settings.lr,
         scalar_algorithm=recipe.scalar_algorithm,
         scalar_lr=settings.scalar_lr,
-        weight_decay=settings.weight_decay,
-    )
-    if not recipe.decays:
-        for group in groups:
-            if group["algorithm"] == recipe.algorithm:
-                group["weight_decay"] = 0.0
-    for group in groups:
-        group.update(recipe.average(settings))
-    optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(
-        groups, **recipe.arguments(settings)
+        weight_decay=settings.weight_decay if recipe.decays else 0.0,
+        **keys,
     )
     return optimizer
 

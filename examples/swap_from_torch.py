@@ -49,8 +49,7 @@ def main() -> None:
     print("torch.optim.AdamW: loss {:.4f} -> {:.6f}".format(*train(model, optimizer, steps)))
 
     model = network(seed=0)
-    groups = oxidion.param_groups(model, algorithm="dion", lr=0.03, scalar_algorithm="adamw", scalar_lr=0.01)
-    optimizer = oxidion.Dion(groups)
+    optimizer = oxidion.Dion(model, lr=0.03, scalar_algorithm="adamw", scalar_lr=0.01)
     print("oxidion.Dion:      loss {:.4f} -> {:.6f}".format(*train(model, optimizer, steps)))
 
 

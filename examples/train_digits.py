@@ -77,17 +77,15 @@ def main() -> int:
     torch.manual_seed(options.seed)
     images, targets, held_images, held_targets = digits()
     model = ResNet(options.width)
-    groups = oxidion.param_groups(
-        model,
-        algorithm=options.optimizer.lower(),
-        lr=options.lr,
-        scalar_lr=options.scalar_lr,
-        weight_decay=0.01,
+    optimizer = getattr(oxidion, options.optimizer)(
+        model, lr=options.lr, scalar_lr=options.scalar_lr, weight_decay=0.01
     )
-    optimizer = getattr(oxidion, options.optimizer)(groups)
     steps = options.epochs * (len(images) // options.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in groups], total_steps=steps, cycle_momentum=False
+        optimizer,
+        [group["lr"] for group in optimizer.param_groups],
+        total_steps=steps,
+        cycle_momentum=False,
     )
     for epoch in range(options.epochs):
         model.train()

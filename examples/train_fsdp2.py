@@ -5,6 +5,8 @@ r"""Trains the small GPT of ``gpt.py`` on several processes, sharded with FSDP2 
         --compressed on --checkpoint runs/fsdp2 --save-every 20 --stop-at 60
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py --mesh fs=2 --rank-fraction 0.25 \
         --resume runs/fsdp2
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 4 --max-restarts 3 \
+        examples/train_fsdp2.py --mesh fs=2,tp=2 --checkpoint runs/job --save-every 20 --resume auto
     python examples/train_fsdp2.py
 
 The mesh has three axes. Along ``dp`` processes hold copies, along ``fs`` they share the parameters
@@ -13,13 +15,21 @@ every block (``parallelize_module``) and see the same data. The losses are those
 order of sums: training magnifies what that rounds off, and ``--dtype float64`` shows that it is no more.
 
 A checkpoint is a folder of its own, ``runs/fsdp2/step-00000060``, which has this name only once it is whole:
-``--resume runs/fsdp2`` goes on from the newest, whenever the run was killed.
+``--resume runs/fsdp2`` goes on from the newest, whenever the run was killed. With ``--resume auto`` the same
+command can be started again and again: it goes on from the newest checkpoint in the folder of
+``--checkpoint``, starts where there is none yet, and trains no further once the run is finished. A scheduler
+of jobs may do so, or torchrun itself, which under ``--max-restarts`` starts all processes anew when one of
+them is killed. The variable above has it give them a new store too: in that of before they would find the
+addresses of processes that are gone.
+
+Gradients are clipped by the norm of all of them together, which is the same number on every mesh.
 
 With ``--route`` Dion keeps matrices sharded or gathers them at owners along some axes or all; unless told it
 takes what sends least. The losses are the same; the bytes that a step sends, which are printed, are not.
 
 With ``--compressed on`` the optimizer averages over ``dp``: of a low-rank Dion only the two thin factors.
-With ``off`` FSDP averages the gradients. Without torchrun nothing is sharded and nothing communicates.
+The norm of the averaged gradients is then not known before the step, so they are not clipped. With ``off``
+FSDP averages the gradients. Without torchrun nothing is sharded and nothing communicates.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -39,7 +49,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,7 +59,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import oxidion
 from corpus import VOCABULARY, Corpus, Windows, load_corpus
 from gpt import GPT, GPTShape
-from options import chosen_device
+from options import AUTO, chosen_device, not_negative, refuse_auto_without_checkpoint
 from recipes import RECIPES, Settings, build_scheduler
 from training import DTYPES
 
@@ -61,7 +71,7 @@ def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
     """Splits the blocks over ``tp`` and all parameters over ``fs``; ``compressed`` keeps FSDP off ``dp``."""
     if mesh["tp"].size() > 1:
         columns, rows = ColwiseParallel(), RowwiseParallel()
-        plan = {f"attention.{name}": columns for name in ("query", "key", "value")}
+        plan: dict[str, Any] = {f"attention.{name}": columns for name in ("query", "key", "value")}
         plan |= {"attention.project": rows, "expand": columns, "contract": rows}
         for block in model.blocks:
             parallelize_module(block, mesh["tp"], plan)
@@ -81,22 +91,63 @@ def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
 def build_optimizer(
     model: GPT, settings: Settings, mesh: DeviceMesh | None, *, compressed: bool, route: Route | None = None
 ) -> torch.optim.Optimizer:
-    """Block matrices to the named algorithm; embedding, head and norms to AdamW (beside Lion: to Lion)."""
+    """Block matrices to the named algorithm; embedding, head and norms to AdamW (beside Lion: to Lion).
+
+    The optimizer sorts the parameters of the model by their modules; the first process prints a summary.
+    """
     recipe = RECIPES[settings.optimizer]
-    matrices = [param for param in model.blocks.parameters() if param.ndim == 2]
-    taken = set(map(id, matrices))
-    rest = [param for param in model.parameters() if id(param) not in taken]
-    own = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    scalar = {"algorithm": recipe.scalar_algorithm, "lr": settings.scalar_lr, "weight_decay": 0.0}
-    groups = [{"params": matrices, **own}, {"params": rest, **scalar}]
     keys = recipe.arguments(settings)
     if compressed and mesh is not None:
         # How parameters are sharded is read from them; only where the optimizer is to average must be said.
         keys["replicate_mesh"] = mesh["dp"]
     if route is not None:
         keys["route"] = route
-    optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(groups, **keys)
+    optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(
+        model,
+        lr=settings.lr,
+        scalar_algorithm=recipe.scalar_algorithm,
+        scalar_lr=settings.scalar_lr,
+        weight_decay=settings.weight_decay,
+        **keys,
+    )
     return optimizer
+
+
+def clip_gradients(params: Iterable[nn.Parameter], largest: float) -> Tensor:
+    """Scales all gradients by one factor so that their norm together is at most ``largest``.
+
+    ``torch.nn.utils.clip_grad_norm_`` takes tensors on one mesh, and here some are on ``fs`` and some on
+    ``fs`` and ``tp``. So each process takes the norm of what it holds, and one sum goes over all processes.
+
+    Args:
+        params: parameters of the whole model, with gradients that are averaged over the batch.
+        largest: bound on the norm.
+
+    Returns:
+        The norm of the gradients of the whole model before, the same in all processes.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    by_copies: dict[int, list[Tensor]] = {}
+    for param in params:
+        held, mesh, copies = param.grad, None, world
+        if isinstance(held, DTensor):
+            mesh = held.device_mesh
+            for size, placement in zip(mesh.shape, held.placements, strict=True):
+                copies //= 1 if placement.is_replicate() else size
+            held = held.to_local()
+        if held is not None:
+            by_mesh.setdefault(mesh, []).append(param)
+            by_copies.setdefault(copies, []).append(held)
+    parts = {copies: torch.nn.utils.get_total_norm(held) for copies, held in by_copies.items()}
+    # What several processes hold is counted once, as each adds its share.
+    square = torch.stack([part.double().square() / copies for copies, part in parts.items()]).sum()
+    if dist.is_initialized():
+        dist.all_reduce(square)
+    norm = square.sqrt().to(next(iter(parts.values())).dtype)
+    for together in by_mesh.values():
+        torch.nn.utils.clip_grads_with_norm_(together, largest, norm)
+    return norm
 
 
 class Training:
@@ -137,6 +188,8 @@ class Training:
         batch = self.windows.next_batch(self.settings.batch_size).chunk(self.parts)[self.part]
         loss = self.model.loss(batch.to(self.device))
         loss.backward()
+        if self.settings.clip_norm > 0:
+            clip_gradients(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
@@ -240,8 +293,26 @@ def found_checkpoint(folder: Path) -> Path:
         return folder
     newest = oxidion.checkpoint.latest_folder(folder)
     if newest is None:
-        raise ValueError(f"{folder} has no whole checkpoint: start without --resume")
+        raise ValueError(f"{folder} has no whole checkpoint: start without --resume, or with --resume auto")
     return newest
+
+
+def resume(training: Training, options: argparse.Namespace) -> Path | None:
+    """Loads the checkpoint that ``--resume`` asks for and returns it; None for a run that starts.
+
+    Raises:
+        ValueError: where there is none, it is of other settings, or ``--checkpoint`` has a later one.
+    """
+    found = None
+    if options.resume == AUTO:
+        found = oxidion.checkpoint.latest_folder(options.checkpoint)
+    elif options.resume is not None:
+        found = found_checkpoint(options.resume)
+    if found is not None:
+        training.load(found)
+    if options.checkpoint is not None:
+        refuse_later_checkpoints(options.checkpoint, len(training.losses))
+    return found
 
 
 def refuse_later_checkpoints(root: Path, step: int) -> None:
@@ -291,6 +362,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--route", route_of, None, "of Dion: auto (unless given), keep, gather, or axes to gather: fs,tp"),
         ("--fraction", float, 0.25, "share of rows or columns in a step of Dion2 and NorDion2"),
         ("--weight-decay", float, 0.01, "decoupled, of the block matrices"),
+        ("--clip-norm", not_negative, None, "largest norm of all gradients, 1 unless given; 0: any"),
         ("--steps", int, 160, "length of the run; the schedule ends there"),
         ("--batch", int, 8, "sequences in the global batch"),
         ("--seq-len", int, 128, "tokens in a sequence"),
@@ -305,7 +377,13 @@ def build_parser() -> argparse.ArgumentParser:
         ("--save-every", int, 0, "and every so many steps"),
         ("--keep", int, 2, "newest checkpoints that stay"),
         ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
-        ("--resume", Path, None, "that folder, or one checkpoint in it, to continue from on any mesh"),
+        (
+            "--resume",
+            Path,
+            None,
+            "that folder, or one checkpoint in it, to continue from on any mesh;\n"
+            "auto: the newest checkpoint in the folder of --checkpoint, if there is one",
+        ),
         ("--json", Path, None, "file for settings, losses and times"),
         ("--tolerance", float, math.inf, "--compare fails where losses are further apart"),
     ]
@@ -317,17 +395,36 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Leaves through ``parser.error`` where the options about checkpoints contradict each other."""
+    if options.save_every < 0:
+        parser.error(f"--save-every must be at least 0, got {options.save_every}")
+    if options.save_every and not options.checkpoint:
+        parser.error("--save-every needs --checkpoint FOLDER")
+    refuse_auto_without_checkpoint(parser, options)
+    if options.resume not in (None, AUTO) and not options.resume.is_dir():
+        parser.error(f"--resume: no such folder: {options.resume}")
+
+
+def clip_norm_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> float:
+    """The largest norm of the gradients, 0 for any; leaves through ``parser.error`` where none is known."""
+    if options.compressed == "off":
+        return 1.0 if options.clip_norm is None else float(options.clip_norm)
+    if options.clip_norm:
+        parser.error(
+            f"--clip-norm {options.clip_norm:g} needs --compressed off. With --compressed on the optimizer "
+            "averages over dp within its step, so the norm of the averaged gradients is not known before: "
+            "leave --clip-norm out, or give 0"
+        )
+    return 0.0
+
+
 def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespace, world: int) -> Settings:
     """The settings; leaves through ``parser.error`` where the options contradict each other."""
     for name in ("steps", "batch", "stop_at", "keep"):
         if (number := vars(options)[name]) is not None and number < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {number}")
-    if options.save_every < 0:
-        parser.error(f"--save-every must be at least 0, got {options.save_every}")
-    if options.save_every and not options.checkpoint:
-        parser.error("--save-every needs --checkpoint FOLDER")
-    if options.resume and not options.resume.is_dir():
-        parser.error(f"--resume: no such folder: {options.resume}")
+    check_files(parser, options)
     options.mesh = options.mesh or dict.fromkeys(AXES, 1) | {"fs": world}
     parts = options.mesh["dp"] * options.mesh["fs"]
     if parts * options.mesh["tp"] != world:
@@ -343,9 +440,21 @@ def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
     recipe = RECIPES[options.optimizer]
     lr = recipe.lr if options.lr is None else options.lr
     values = vars(options) | {"lr": lr, "scalar_lr": recipe.scalar_lr or lr, "batch_size": options.batch}
-    values |= {"warmup": 0.1, "schedule": "cosine", "clip_norm": 0.0, "tied": False, "initial_scale": 1.0}
+    values |= {"warmup": 0.1, "schedule": "cosine", "tied": False, "initial_scale": 1.0}
+    values["clip_norm"] = clip_norm_of(parser, options)
     values |= {"eval_every": options.steps, "eval_windows": 0}  # there is no held-out evaluation here
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})
+
+
+def join(parser: argparse.ArgumentParser, device: str) -> None:
+    """Joins the processes of torchrun; leaves through ``parser.error`` where they would not meet."""
+    is_anew = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if is_anew and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        parser.error(  # https://github.com/pytorch/pytorch/issues/135712
+            "torchrun has started the processes anew with the store of those before, which still has their "
+            "addresses: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+        )
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -358,23 +467,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     mesh = None
     if dist.is_torchelastic_launched():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo")
+        join(parser, options.device)
         mesh = init_device_mesh(options.device, tuple(options.mesh.values()), mesh_dim_names=AXES)
     name = ",".join(f"{axis}={size}" for axis, size in options.mesh.items() if size > 1) or "one process"
     stop_at = min(options.stop_at or settings.steps, settings.steps)
     try:
         corpus = load_corpus(round(options.corpus_mb * 1e6))
         training = Training(settings, corpus, mesh, options.device, options.compressed == "on", options.route)
-        if options.resume is not None:
-            training.load(found_checkpoint(options.resume))
-        if options.checkpoint is not None:
-            refuse_later_checkpoints(options.checkpoint, len(training.losses))
+        found = resume(training, options)
     except ValueError as error:
         parser.error(str(error))
 
     report: dict[str, Any] = {"mesh": options.mesh, "compressed": options.compressed, **asdict(settings)}
     report["first_step"] = len(training.losses)
     report["route"], report["sent"] = options.route, training.sent()
+    if rank == 0 and report["first_step"] >= stop_at:
+        done = f"{found} has done {report['first_step']} steps, and {stop_at} are asked for"
+        print(f"{name}: nothing to train: {done}", flush=True)
+    elif rank == 0 and found is not None:
+        print(f"{name}: goes on from {found}", flush=True)
     if rank == 0 and mesh is not None:
         each = ", ".join(f"{size:,} along {axis}" for axis, size in report["sent"].items())
         print(f"{name}: bytes that a process sends in a step: {each or 0}", flush=True)
@@ -387,11 +498,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank == 0 and options.compare:
         torch.set_num_threads(min(world, os.cpu_count() or 1))
         alone = Training(settings, corpus, None, options.device, False)
-        report["seconds_of_one_process"] = alone.run(stop_at, "one process")
+        report["seconds_of_one_process"] = alone.run(len(training.losses), "one process")
         report["losses_of_one_process"] = alone.losses
         gaps = [abs(one - other) for one, other in zip(training.losses, alone.losses, strict=True)]
         report["largest_difference"] = most = max(gaps)
-        what = f"{name} against one process, {stop_at} steps in {settings.dtype}: losses differ by"
+        what = f"{name} against one process, {len(gaps)} steps in {settings.dtype}: losses differ by"
         print(f"{what} {most:.1e} at most, {gaps[-1]:.1e} in the end", flush=True)
     if rank == 0 and options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)

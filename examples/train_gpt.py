@@ -6,7 +6,11 @@ weights on the same batches, prints a table and writes the loss curves to ``runs
     python examples/train_gpt.py
     python examples/train_gpt.py --optimizer dion --rank-fraction 0.25 --checkpoint runs/dion.pt --stop-at 100
     python examples/train_gpt.py --optimizer dion --rank-fraction 0.25 --resume runs/dion.pt
+    python examples/train_gpt.py --optimizer dion --checkpoint runs/dion.pt --save-every 20 --resume auto
     python examples/train_gpt.py --sweep "dion=0.005,0.01,0.02;adamw=0.002,0.004,0.008"
+
+With ``--resume auto`` the same command can be started again and again: it goes on from the checkpoint at
+``--checkpoint``, starts where there is none yet, and trains no further once the run is finished.
 
 Tokens are bytes; losses are in nats per byte. The held-out text is made of files that are not trained on.
 The learning rates that are used unless ``--lr`` is given were chosen by ``--sweep`` at the default sizes.
@@ -21,7 +25,7 @@ from collections.abc import Sequence
 import torch
 
 from corpus import load_corpus
-from options import build_parser, chosen_device, planned_settings
+from options import build_parser, chosen_device, planned_settings, resumed_from
 from report import against_baseline, figures, plot, table, write_json
 from training import Training
 
@@ -31,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser(__doc__)
     options = parser.parse_args(arguments)
     jobs = planned_settings(parser, options)
+    found = resumed_from(parser, options)
     device = chosen_device(parser, options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -38,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         corpus = load_corpus(round(options.corpus_mb * 1e6))
         first = Training(jobs[0], corpus, device)
-        if options.resume is not None:
-            first.load(options.resume)
+        if found is not None:
+            first.load(found)
     except ValueError as error:
         parser.error(str(error))
     parameters = sum(parameter.numel() for parameter in first.model.parameters())
@@ -48,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"model: {parameters / 1e6:.2f} M parameters; {torch.get_num_threads()} threads on {device}",
         flush=True,
     )
+    if first.step >= stop_at:
+        print(f"nothing to train: {found} has done {first.step} steps, and {stop_at} are asked for")
+    elif found is not None:
+        print(f"goes on from {found} at step {first.step}")
 
     runs: list[Training] = []
     for settings in jobs:

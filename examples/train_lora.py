@@ -4,7 +4,7 @@
     python examples/train_lora.py --optimizer AdamW --lr 0.01 --rank 8
 
 The adapters learn a teacher whose layers differ from those of the base by matrices of low rank. The base is
-frozen, so ``param_groups`` leaves it out. It does not know this class: ``overrides`` says that both thin
+frozen, so the optimizer leaves it out. It does not know this class: ``overrides`` says that both thin
 matrices are matrices. PEFT's adapters it knows, see ``frameworks/with_peft.py``.
 """
 
@@ -77,11 +77,8 @@ def main() -> int:
     teacher = changed(base)
     frozen = {name: weight.clone() for name, weight in base.state_dict().items()}
     model = adapted(base, options.rank)
-    name = options.optimizer.lower()
-    groups = oxidion.param_groups(
-        model, algorithm=name, lr=options.lr, weight_decay=0.0, overrides={Adapted: name}
-    )
-    optimizer = getattr(oxidion, options.optimizer)(groups)
+    algorithm = getattr(oxidion, options.optimizer)
+    optimizer = algorithm(model, lr=options.lr, weight_decay=0.0, overrides={Adapted: algorithm})
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=options.steps)
     inputs = torch.randn(512, WIDTHS[0])
     with torch.no_grad():

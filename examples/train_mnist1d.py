@@ -113,14 +113,9 @@ def main() -> int:
     signals, targets = (part[: options.count] for part in everything)
     held_signals, held_targets = (part[options.count :] for part in everything)
     model = network(options.width)
-    groups = oxidion.param_groups(
-        model,
-        algorithm=options.optimizer.lower(),
-        lr=options.lr,
-        scalar_lr=options.scalar_lr,
-        weight_decay=0.01,
+    optimizer = getattr(oxidion, options.optimizer)(
+        model, lr=options.lr, scalar_lr=options.scalar_lr, weight_decay=0.01
     )
-    optimizer = getattr(oxidion, options.optimizer)(groups)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=options.steps)
     for step in range(options.steps):
         chosen = torch.randint(len(signals), (options.batch,))

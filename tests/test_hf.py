@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
+from oxidion import hf
 from oxidion.hf import OptimizerFactory
 
 
@@ -55,7 +56,7 @@ def test_matrices_go_to_the_class_and_the_rest_to_adamw(optimizer: Any) -> None:
     matrices, rest = made.param_groups
     assert names(model, matrices) == {"block.weight"}
     assert names(model, rest) == SCALARS
-    assert (matrices["algorithm"], matrices["lr"]) == (made.ALGORITHM, 0.02)
+    assert (matrices["algorithm"], matrices["lr"]) == (made._ALGORITHM, 0.02)
     assert (rest["algorithm"], rest["lr"], rest["weight_decay"]) == ("adamw", 0.001, 0.0)
     before = model.block.weight.detach().clone()
     step(model, made)
@@ -70,7 +71,7 @@ def test_classes_for_any_shape_step_everything_themselves() -> None:
 
 
 def test_keys_of_the_groups_and_arguments_of_the_class_arrive() -> None:
-    groups = {"scalar_algorithm": "lion", "scalar_patterns": ["block"], "rank_fraction": 0.5}
+    groups = {"scalar_algorithm": "lion", "scalar_patterns": ["block"], "scalar_lr": 0.01}
     model = Tiny()
     made = OptimizerFactory()(model, lr=0.01, groups=groups)
     (rest,) = made.param_groups
@@ -84,7 +85,7 @@ def test_keys_of_the_groups_and_arguments_of_the_class_arrive() -> None:
     ("optimizer", "error"), [("Sgd", ValueError), ("LayoutError", ValueError), (torch.optim.SGD, TypeError)]
 )
 def test_what_is_no_class_of_the_package_is_refused(optimizer: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="must be a class of oxidion or its name"):
+    with pytest.raises(error, match=r"optimizer must be (one|a class) of"):
         OptimizerFactory()(Tiny(), optimizer, lr=0.01)
 
 
@@ -112,3 +113,33 @@ def test_trainer_of_transformers_builds_it(monkeypatch: pytest.MonkeyPatch) -> N
     step(model, made)
     scheduler.step()
     assert [group["lr"] for group in made.param_groups] == [0.01, 0.0005]
+
+
+CLASSES = [name for name in oxidion.optim.__all__ if hasattr(getattr(oxidion, name), "_ALGORITHM")]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_has_a_name_and_gets_the_settings_of_adam(name: str) -> None:
+    adam = {"adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}
+    given = {"learning_rate": 1e-3, "weight_decay": 0.0, "optim_args": None, "optim_target_modules": None}
+    cls, kwargs = hf.from_name(name.lower(), types.SimpleNamespace(**given, **adam))
+    made = cls(Tiny().parameters(), **kwargs) if issubclass(cls, torch.optim.Optimizer) else None
+    made = made or cls()(Tiny(), **({**kwargs, "summary": False} if "optimizer" in kwargs else kwargs))
+    assert type(made) is getattr(oxidion, name)
+    rest = made.param_groups[-1]
+    assert rest["lr"] == 1e-3
+    if made._MATRIX:
+        assert (rest["algorithm"], rest["betas"], rest.get("eps", rest.get("epsilon"))) == (
+            "adamw",
+            (0.5, 0.6),
+            1e-3,
+        )
+    elif "betas" in rest:
+        assert rest["betas"][:2] == (0.5, 0.6)
+
+
+def test_share_of_a_schedule_free_average_is_asked_for_by_the_word_of_the_trainer() -> None:
+    given = {"learning_rate": 1e-3, "weight_decay": 0.0, "optim_args": None, "adam_epsilon": 1e-8}
+    args = types.SimpleNamespace(**given, adam_beta1=0.0, adam_beta2=0.9)
+    with pytest.raises(ValueError, match=r"schedule_free_adamw needs adam_beta1 above 0, got 0\.0"):
+        hf.from_name("schedule_free_adamw", args)

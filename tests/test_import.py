@@ -51,7 +51,7 @@ class Theirs:
 
     def __init__(self, name: str, shapes: tuple[Shape, ...] = SHAPES) -> None:
         self.source, self.cls, self.group, more = SETTINGS[name]
-        self.algorithm = self.cls.ALGORITHM  # type: ignore[attr-defined]
+        self.algorithm = self.cls._ALGORITHM  # type: ignore[attr-defined]
         self.reference = {**self.group, **more}
         self.params = [gaussian(shape, 1, index, scale=0.1) for index, shape in enumerate(shapes)]
         self.states: list[dict[str, Tensor]] = [{} for _ in shapes]

@@ -77,7 +77,7 @@ def build(name: str, named: Any, coded: bool = False, **more: Any) -> Any:
     cls: Any = getattr(oxidion, name)
     keys = {"lr": 0.02, "weight_decay": 0.1, **KEYS.get(name, {}), **more}
     own = {"min_quant_numel": 1} if coded else {}
-    if not cls.MATRIX or cls.TAKES_VECTORS:
+    if not cls._MATRIX or cls._TAKES_VECTORS:
         return cls([{"params": list(named), **own}], **keys)
     matrices = [(n, p) for n, p in named if p.ndim > 1 and "embed" not in n]
     rest = [(n, p) for n, p in named if p.ndim < 2 or "embed" in n]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import oxidion
 from contract.case import LOW_RANK_ALGORITHMS
 from contract.snapshot import assert_params_equal, assert_same, params_of, snapshot
 from contract.table import (
@@ -25,6 +26,7 @@ from contract.table import (
     run_steps,
     set_grads,
 )
+from oxidion._reference.registry import REFERENCE
 
 COLUMNS = {"name", "shape", "algorithm", "lr_factor", "rank", "state_bytes", "flops"}
 
@@ -300,3 +302,50 @@ def test_synchronize_for_checkpoint_is_a_no_op_on_one_device(case: Case) -> None
     before = snapshot(optimizer)
     optimizer.synchronize_for_checkpoint()
     assert_same(snapshot(optimizer), before)
+
+
+def of_tokens(tokens: int, **settings: Any) -> Any:
+    """Muon with the gradient of so many tokens."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))
+    model(torch.randn(tokens, 64)).square().mean().backward()
+    return oxidion.Muon(model, lr=0.02, scalar_lr=1e-3, summary=False, **settings)
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [*itertools.product(("bfloat16", "float32"), (8, 512))])
+def test_errors_of_rounding_are_expected_by_dtype_and_rank(dtype: str, tokens: int) -> None:
+    for row in of_tokens(tokens, orth_dtype=dtype).verify():
+        assert row["update_error"] < 10 * row["expected"]
+        if row["algorithm"] == "muon":
+            # Few tokens give few directions; in the others the iteration enlarges the noise of bfloat16.
+            low, high = {
+                ("bfloat16", 8): (0.3, 10.0),
+                ("bfloat16", 512): (1e-3, 0.3),
+                ("float32", 8): (1e-6, 0.01),
+                ("float32", 512): (1e-7, 1e-3),
+            }[dtype, tokens]
+            assert low < row["expected"] < high
+
+
+def test_a_wrong_step_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = of_tokens(512, orth_dtype="float32")
+    wrong = REFERENCE["muon"]
+
+    def longer(x: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """A step that is one percent longer."""
+        wrong(x, grad, state, {**group, "lr": 1.01 * group["lr"]})
+
+    monkeypatch.setitem(REFERENCE, "muon", longer)
+    rows = [row for row in optimizer.verify() if row["algorithm"] == "muon"]
+    assert all(row["update_error"] > 50 * row["expected"] for row in rows)
+
+
+@pytest.mark.parametrize("tokens", [4, 8, 32, 512])
+def test_missing_directions_are_expected_in_the_orthogonality_error(tokens: int) -> None:
+    for row in of_tokens(tokens, orth_dtype="float32").metrics():
+        assert list(row)[-1] == "expected"
+        if row["algorithm"] == "muon":
+            assert row["expected"] == pytest.approx(math.sqrt(max(64 - tokens, 0) / 64), abs=1e-9)
+            assert row["orthogonality_error"] == pytest.approx(row["expected"], abs=0.3)
+        else:
+            assert row["expected"] is None

@@ -44,8 +44,8 @@ def test_matrices_go_to_the_matrix_algorithm_and_the_rest_to_adamw() -> None:
     "cls", [oxidion.Dion, oxidion.Dion2, oxidion.Muon, oxidion.NorDion2, oxidion.NorMuon]
 )
 def test_convolutions_are_flattened_for_every_matrix_algorithm(cls: type[oxidion.Muon]) -> None:
-    groups = oxidion.param_groups(Model(), algorithm=cls.ALGORITHM, scalar_algorithm="lion")
-    assert names(groups, algorithm=cls.ALGORITHM, flatten=True) == {"conv.weight"}
+    groups = oxidion.param_groups(Model(), algorithm=cls._ALGORITHM, scalar_algorithm="lion")
+    assert names(groups, algorithm=cls._ALGORITHM, flatten=True) == {"conv.weight"}
     assert "lr" not in groups[0]
     optimizer = cls(groups)
     rows = {row["name"]: row for row in optimizer.explain()}
@@ -73,29 +73,29 @@ def test_tied_head_is_no_matrix_whatever_its_name() -> None:
     model = Model(tied=True)
     model.odd_name = model.lm_head
     del model.lm_head
-    assert "embed.weight" in names(oxidion.param_groups(model), algorithm="adamw")
+    assert "embed.weight" in names(oxidion.param_groups(model, "dion"), algorithm="adamw")
 
 
 def test_memory_shared_with_an_embedding_is_found() -> None:
     model = Model()
     model.last = nn.Linear(8, 10, bias=False)
     model.last.weight = nn.Parameter(model.embed.weight.detach())
-    assert "last.weight" in names(oxidion.param_groups(model), algorithm="adamw")
+    assert "last.weight" in names(oxidion.param_groups(model, "dion"), algorithm="adamw")
 
 
 def test_output_projections_of_blocks_are_matrices() -> None:
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"output": nn.Linear(4, 4)})])})
-    assert names(oxidion.param_groups(model), algorithm="dion") == {"blocks.0.output.weight"}
+    assert names(oxidion.param_groups(model, "dion"), algorithm="dion") == {"blocks.0.output.weight"}
 
 
 def test_name_patterns_keep_matrices_out() -> None:
-    groups = oxidion.param_groups(Model(), scalar_patterns=["^proj"])
+    groups = oxidion.param_groups(Model(), "dion", scalar_patterns=["^proj"])
     assert names(groups, algorithm="dion") == {"conv.weight"}
 
 
 def test_group_keys_are_passed_on_and_decisions_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="oxidion.groups"):
-        groups = oxidion.param_groups(Model(), rank_fraction=0.25)
+        groups = oxidion.param_groups(Model(), "dion", rank_fraction=0.25)
     assert names(groups, rank_fraction=0.25) == {"proj.weight", "conv.weight"}
     assert "embed.weight (10, 8): adamw (embedding)" in caplog.text
     optimizer = oxidion.Dion(groups)

@@ -67,7 +67,7 @@ def diagonal(*values: float, rows: int = 0, columns: int = 0) -> Tensor:
 def trained(name: str = "Muon", **settings: Any) -> tuple[nn.Module, Any]:
     """A model of two layers and a norm, and its optimizer after two steps."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 48), nn.LayerNorm(48), nn.Linear(48, 16))
+    model = nn.Sequential(nn.Linear(32, 48), nn.LayerNorm(48), nn.Linear(48, 32))
     groups = oxidion.param_groups(model, algorithm=name.lower(), lr=0.01)
     optimizer = getattr(oxidion, name)(groups, **settings)
     for seed in range(2):
@@ -306,7 +306,7 @@ def test_numbers_get_the_names_of_a_model_whose_shapes_agree(tmp_path: Path, of_
     )
     assert_shares(made, dict(zip(keys, wanted, strict=True)))
     if of_model == "missing":
-        assert [row.kind for row in made.rows] == ["48×32", "16×48"]
+        assert [row.kind for row in made.rows] == ["48×32", "32×48"]
 
 
 def test_model_whose_shapes_differ_gives_no_names(tmp_path: Path) -> None:

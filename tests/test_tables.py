@@ -169,7 +169,7 @@ def test_importing_the_package_imports_neither_rich_nor_matplotlib() -> None:
 
 def made(case: Case, params: list[Any]) -> Any:
     """An optimizer with an ``lr``, and else with what its class does by itself."""
-    needed = {"relative_step": False} if "relative_step" in case.cls.SCHEMA else {}
+    needed = {"relative_step": False} if "relative_step" in case.cls._SCHEMA else {}
     return case.cls(params, lr=0.25, **needed)
 
 
@@ -189,7 +189,7 @@ def test_repr_says_every_setting_that_differs_and_is_read(case: Case) -> None:
     param = nn.Parameter(torch.zeros(4, 3))
     optimizer = made(case, [param])
     group = optimizer.param_groups[0]
-    fields = {**schema.COMMON, **case.cls.SCHEMA}
+    fields = {**schema.COMMON, **case.cls._SCHEMA}
     tried = 0
     for key in sorted(group.keys() & fields.keys() - {"lr", "algorithm", "relative_step"}):
         before = group[key]

@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class ClassName(OxOptimizer):
@@ -32,13 +33,13 @@ class ClassName(OxOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "optimizer_name"
-    MATRIX = False
-    SCHEMA: ClassVar[dict[str, Field]] = {"momentum": validate.number(0.9)}
+    _ALGORITHM = "optimizer_name"
+    _MATRIX = False
+    _SCHEMA: ClassVar[dict[str, Field]] = {"momentum": validate.number(0.9)}
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -56,7 +57,8 @@ class ClassName(OxOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

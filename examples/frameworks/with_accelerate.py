@@ -58,8 +58,7 @@ class Run:
         """Builds the parts and prepares them together: FSDP2 shards the model under the optimizer."""
         self.accelerator = accelerator
         model = network(seed)
-        groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-        optimizer = oxidion.Muon(groups)
+        optimizer = oxidion.Muon(model, lr=0.02, scalar_lr=0.01, weight_decay=0.01)
         # At each step Accelerate takes as many steps of the schedule as there are processes.
         length = steps * accelerator.num_processes
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=length)

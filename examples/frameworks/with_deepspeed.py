@@ -34,11 +34,12 @@ def network(seed: int) -> nn.Sequential:
 
 
 def build_optimizer(model: nn.Module, stage: int) -> torch.optim.Optimizer:
-    """Muon, which shares out the matrices, with AdamW for the biases where shapes are kept, else AdamW."""
+    """Muon, which shares out matrices, with AdamW for the rest where shapes are kept, else AdamW."""
     if stage > 0:
         return oxidion.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
-    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-    return oxidion.Muon(groups, distributed_mesh=torch.distributed.group.WORLD)
+    return oxidion.Muon(
+        model, lr=0.02, scalar_lr=0.01, weight_decay=0.01, distributed_mesh=torch.distributed.group.WORLD
+    )
 
 
 class Run:

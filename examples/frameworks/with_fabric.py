@@ -67,10 +67,8 @@ class Run:
         self.done = 0
 
     def build_optimizer(self) -> oxidion.Muon:
-        """Muon for the matrices and AdamW for the biases."""
-        return oxidion.Muon(
-            oxidion.param_groups(self.model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-        )
+        """Muon for the matrices; AdamW for the last layer and the biases."""
+        return oxidion.Muon(self.model, lr=0.02, scalar_lr=0.01, weight_decay=0.01)
 
     def train(self, until: int) -> float:
         """Takes steps until so many are done; returns the last loss of this process."""

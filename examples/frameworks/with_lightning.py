@@ -49,9 +49,8 @@ class Student(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """Dion for the matrices and AdamW for the biases, under one schedule that is stepped every batch."""
-        groups = oxidion.param_groups(self, algorithm="dion", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-        optimizer = oxidion.Dion(groups)
+        """Dion for matrices, AdamW for the last layer and biases, under one schedule, stepped every batch."""
+        optimizer = oxidion.Dion(self, lr=0.02, scalar_lr=0.01, weight_decay=0.01)
         # Lightning clips under mixed precision only what leaves the scale of gradients to the scaler.
         optimizer._step_supports_amp_scaling = False
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=self.steps)

@@ -35,8 +35,7 @@ def adapted_model(seed: int) -> nn.Module:
 
 def build_optimizer(model: nn.Module) -> oxidion.Muon:
     """Muon for the adapters, AdamW for the trained copy of the head; what is frozen is left out."""
-    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.0)
-    return oxidion.Muon(groups)
+    return oxidion.Muon(model, lr=0.02, scalar_lr=3e-3, weight_decay=0.0)
 
 
 def batch(step: int) -> Tensor:

@@ -40,8 +40,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     model = ray.train.torch.prepare_model(network(config["seed"]))
     group = getattr(model, "process_group", None)  # of DistributedDataParallel
-    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-    optimizer = oxidion.Muon(groups, distributed_mesh=group)
+    optimizer = oxidion.Muon(model, lr=0.02, scalar_lr=0.01, weight_decay=0.01, distributed_mesh=group)
     plain, done = getattr(model, "module", model), 0
     if config["checkpoint"]:
         state = torch.load(Path(config["checkpoint"]) / FILE, weights_only=True)

@@ -37,8 +37,7 @@ def build_model(name: str, seed: int) -> nn.Module:
 
 def build_optimizer(model: nn.Module) -> oxidion.Muon:
     """Muon for matrices and filters; AdamW for positions, class tokens, the output layer and vectors."""
-    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.01)
-    return oxidion.Muon(groups)
+    return oxidion.Muon(model, lr=0.02, scalar_lr=3e-3, weight_decay=0.01)
 
 
 def batch(step: int, count: int = 32) -> tuple[Tensor, Tensor]:

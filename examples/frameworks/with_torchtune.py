@@ -70,8 +70,9 @@ class Recipe(FullFinetuneRecipeSingleDevice):
         self, cfg_optimizer: Any, optimizer_in_bwd: bool = False, opt_state_dict: dict[str, Any] | None = None
     ) -> oxidion.Muon:
         """Sorts the parameters; one rate for all, which recipes ask for, suits both by AdamW's size."""
-        groups = oxidion.param_groups(self._model, algorithm="muon", lr=cfg_optimizer.lr, weight_decay=0.01)
-        optimizer = oxidion.Muon(groups, adjust_lr="match_rms_adamw")
+        optimizer = oxidion.Muon(
+            self._model, lr=cfg_optimizer.lr, weight_decay=0.01, adjust_lr="match_rms_adamw"
+        )
         if opt_state_dict:
             optimizer.load_state_dict(opt_state_dict)
         return optimizer

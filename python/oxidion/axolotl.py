@@ -28,11 +28,19 @@ def _word(cfg: Mapping[str, Any]) -> str:
     return str(getattr(given, "value", given))
 
 
+ADAM_BETAS = (0.9, 0.999)
+"""Defaults of ``adam_beta1`` and ``adam_beta2`` of transformers' ``TrainingArguments``."""
+
+
 def _adam(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the groups of AdamW."""
     keys: dict[str, Any] = {}
-    if cfg.get("adam_beta1") is not None and cfg.get("adam_beta2") is not None:
-        keys["betas"] = (float(cfg["adam_beta1"]), float(cfg["adam_beta2"]))
+    betas = [cfg.get(key) for key in ("adam_beta1", "adam_beta2")]
+    if betas != [None, None]:
+        # The one that is left out is that of transformers' arguments, which axolotl fills in too.
+        keys["betas"] = tuple(
+            default if beta is None else float(beta) for beta, default in zip(betas, ADAM_BETAS, strict=True)
+        )
     if cfg.get("adam_epsilon") is not None:
         keys["eps"] = float(cfg["adam_epsilon"])
     return keys
@@ -72,13 +80,12 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     keys = _dion(cfg) if name == "Dion" else {}
     decay = cfg.get("weight_decay")
     own = {"lr": lr, "weight_decay": 0.0 if decay is None else float(decay), **keys}
-    groups = param_groups(model, algorithm=name.lower(), scalar_lr=lr, **own)
+    cls: Any = getattr(optim, name)
+    groups = param_groups(model, cls, scalar_lr=lr, **own)
     for group in groups:
         if group["algorithm"] == "adamw":
             group.update(_adam(cfg))
-    made: OxOptimizer = getattr(optim, name)(
-        groups, state_bits=bits, **read_optim_args(cfg.get("optim_args"))
-    )
+    made: OxOptimizer = cls(groups, state_bits=bits, **read_optim_args(cfg.get("optim_args")))
     return made
 
 

@@ -331,7 +331,7 @@ class BackwardOptimizer(Optimizer):
         for kind in {_copied_from(param) for param in held} - {None}:
             device.finish_copies(str(kind))
         with self._turn:
-            unit.take_step()
+            unit._take_step()
             for param in held:
                 device.keep_for_stream(comm.local(param.grad))  # type: ignore[arg-type]
                 param.grad = None

@@ -119,7 +119,7 @@ def _fitted(result: dict[str, Any], source: str, optimizer: OxOptimizer) -> dict
             f"the {source} state dict has groups of {sizes[0]} parameters, the optimizer {sizes[1]}"
         )
     for group, target in zip(groups, own, strict=True):
-        if group["algorithm"] not in (type(optimizer).ALGORITHM, target["algorithm"]):
+        if group["algorithm"] not in (type(optimizer)._ALGORITHM, target["algorithm"]):
             raise ValueError(
                 f"a {source} state dict is for algorithm {group['algorithm']!r}, the optimizer is "
                 f"{type(optimizer).__name__}"

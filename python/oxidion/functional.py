@@ -356,4 +356,4 @@ def muon(
     )
     optimizer.state.update(states)
     # A sum of gradients times 1 - momentum is the average.
-    optimizer.take_step(1.0 - float(momentum))
+    optimizer._take_step(1.0 - float(momentum))

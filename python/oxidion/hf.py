@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +16,20 @@ from oxidion import optim
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import nearest
 from oxidion.backward import BackwardOptimizer, in_backward
-from oxidion.groups import param_groups
+from oxidion.groups import algorithms, param_groups
+from oxidion.groups.sorter import is_option
 
 logger = logging.getLogger(__name__)
 
 
 class OptimizerFactory:
-    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of an optimizer that needs the model.
+    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of an optimizer that is given the model.
 
-    Given a class, the Trainer makes two groups without names, with and without decay, so embeddings and the
-    output layer would be orthonormalized. Given a factory, it calls ``factory()(model, **kwargs)``. This one
-    sorts the parameters with `param_groups`::
+    Given a class, the Trainer makes two groups without names, with and without decay, which do not tell a
+    matrix from an embedding. Given a factory, it calls ``factory()(model, **kwargs)``. This one gives the
+    model to the class, which sorts its parameters::
 
-        kwargs = {"optimizer": "Dion", "lr": 0.01, "groups": {"scalar_lr": 3e-4}}
+        kwargs = {"optimizer": "Dion", "lr": 0.01, "scalar_lr": 3e-4}
         trainer = Trainer(model, args, optimizer_cls_and_kwargs=(hf.OptimizerFactory, kwargs))
 
     The learning rate is that of ``kwargs``: the Trainer's own does not reach a factory. Its schedulers, which
@@ -46,23 +48,23 @@ class OptimizerFactory:
 
         Args:
             model: its parameters that require gradients are sorted into groups.
-            optimizer: class of this package, or its name.
+            optimizer: class of this package, or its name in upper or lower case.
             groups: arguments of `param_groups`, as ``scalar_lr`` and ``scalar_patterns``, and keys of the
-                groups of matrices. Without ``scalar_algorithm`` the rest is stepped by AdamW where the class
-                is for matrices, and by the class itself otherwise.
-            **arguments: of the class.
+                groups of matrices, which win over those of the class.
+            **arguments: of the class and of `param_groups`.
 
         Raises:
             ValueError: for a name that is none of the classes.
             TypeError: for a class that is none of them.
         """
-        cls = getattr(optim, optimizer, None) if isinstance(optimizer, str) else optimizer
-        if not (isinstance(cls, type) and issubclass(cls, OxOptimizer)):
-            kind: type[Exception] = ValueError if isinstance(optimizer, str) else TypeError
-            raise kind(f"optimizer must be a class of oxidion or its name, got {optimizer!r}")
-        rest = "adamw" if cls.MATRIX else cls.ALGORITHM
-        keys = {"algorithm": cls.ALGORITHM, "scalar_algorithm": rest, **(groups or {})}
-        return cls(param_groups(model, **keys), **arguments)
+        cls: Any = algorithms.wanted(optimizer, "optimizer")
+        if not groups:
+            made: OxOptimizer = cls(model, **arguments)
+            return made
+        beside = {key: arguments.pop(key) for key in list(arguments) if is_option(key)}
+        rate = {"lr": arguments["lr"]} if "lr" in arguments else {}
+        own: OxOptimizer = cls(param_groups(model, cls, **{**rate, **beside, **groups}), **arguments)
+        return own
 
 
 Settings = dict[str, Any]
@@ -242,6 +244,11 @@ def _schedule_free(args: Any, options: Settings) -> Made:
             f"schedule_free_adamw warms up by the schedule, got warmup_steps={warmup[0]!r} and "
             "lr_scheduler_type='constant': take 'constant_with_warmup'"
         )
+    if not args.adam_beta1:
+        raise ValueError(
+            f"schedule_free_adamw needs adam_beta1 above 0, got {args.adam_beta1!r}: it is the share of the "
+            "average in the weights at which gradients are taken. Take 0.9, or 'adamw_torch', which has none"
+        )
     words = {"weight_lr_power": "average_lr_power", "r": "average_step_power"}
     average = {"average": "schedule_free", "average_beta": args.adam_beta1}
     average |= {key: options.pop(word) for word, key in words.items() if word in options}
@@ -326,6 +333,8 @@ def _layerwise(name: str, args: Any, options: Settings) -> Made:
 
 
 _NAMES: dict[str, Maker] = {
+    "adamw": _adamw,
+    "lion": _lion,
     "adamw_torch": _adamw,
     "adamw_torch_fused": _adamw,
     "adamw_torch_8bit": _adamw_8bit,
@@ -359,18 +368,24 @@ _LACKS = {
 """Patterns of values of ``TrainingArguments.optim`` that have no counterpart: what is missing; what to do."""
 
 
-def _for_matrices(args: Any, options: Settings, *, optimizer: str) -> Made:
-    return OptimizerFactory, {"optimizer": optimizer, **_common(args), **options}
+def _by_class(args: Any, options: Settings, *, optimizer: str) -> Made:
+    """A class that is given the model; Adam's settings are those of AdamW beside it, or its own."""
+    cls: type[OxOptimizer] = getattr(optim, optimizer)
+    betas, eps = (args.adam_beta1, args.adam_beta2), args.adam_epsilon
+    adam: Settings = {"scalar_betas": betas, "scalar_eps": eps} if cls._MATRIX else {}
+    own, projects = cls._SCHEMA, "rank" in cls._SCHEMA
+    if projects or not cls._MATRIX:
+        adam |= {"betas": (*betas, *own["betas"].default[2:])} if "betas" in own else {}
+        adam |= {"eps": eps} if "eps" in own and not isinstance(own["eps"].default, tuple) else {}
+    usual = inspect.signature(cls).parameters
+    rank = {"rank": 128} if projects and usual["rank"].default is None else {}
+    return OptimizerFactory, {"optimizer": optimizer, **_common(args), **rank, **adam, **options}
 
 
 def _makers() -> dict[str, Maker]:
-    """Every name that `from_name` takes: transformers' and those of the algorithms for matrices."""
-    made = dict(_NAMES)
-    for name in optim.__all__:
-        cls = getattr(optim, name)
-        if isinstance(cls, type) and issubclass(cls, OxOptimizer) and cls.MATRIX and not cls.TAKES_VECTORS:
-            made[name.lower()] = partial(_for_matrices, optimizer=name)
-    return made
+    """Every name that `from_name` takes: transformers', and those of the classes in lower case."""
+    classes = [name for name in optim.__all__ if hasattr(getattr(optim, name), "_ALGORITHM")]
+    return {name.lower(): partial(_by_class, optimizer=name) for name in classes} | _NAMES
 
 
 def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, Any]]:
@@ -388,8 +403,8 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
     ``max_grad_norm=0``, as nothing could clip what is gone.
 
     Args:
-        name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class for matrices in lower
-            case, as "muon", beside which AdamW steps all other parameters.
+        name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class in lower case. Beside one
+            for matrices, as "muon", AdamW steps all other parameters, with the betas and epsilon of Adam.
         args: ``TrainingArguments``, or any object with those attributes.
         **more: arguments that win over those of ``args``.
 

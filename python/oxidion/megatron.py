@@ -83,7 +83,7 @@ class Layout:
         Raises:
             LayoutError: that names the parameter and the way out.
         """
-        if not (cls.MATRIX or cls.COMMUNICATES):
+        if not (cls._MATRIX or cls._COMMUNICATES):
             return  # an update by element is the same on any part
         if getattr(param, "is_gtp_weight_remat", False):
             raise LayoutError(f"{name}: its rows lie on other ranks by Megatron's GTP: switch that off")
@@ -289,7 +289,7 @@ def _arguments(cls: type[OxOptimizer], config: Any, given: Mapping[str, Any]) ->
             made.update(_muon_arguments(config))
         if not given.keys() & {"ns_coefficients", "ns_steps", "newton_schulz_func"}:
             made.update(_coefficients(config))
-    elif "eps" in cls.SCHEMA and "betas" in cls.SCHEMA and validate.is_pair(cls.SCHEMA["betas"].default):
+    elif "eps" in cls._SCHEMA and "betas" in cls._SCHEMA and validate.is_pair(cls._SCHEMA["betas"].default):
         made.update(betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps)
     return {**made, **given}
 
@@ -356,7 +356,7 @@ def register(optimizer: str, *, name: str | None = None, tp_mode: str | None = N
         layout = Layout(mode, split_qkv=muon and config.muon_split_qkv, groups=pg_collection)
         return {**_arguments(cls, config, arguments), "layout": layout}
 
-    rest: dict[str, Any] = {} if cls.MATRIX else {"default_param_overrides": {}}
+    rest: dict[str, Any] = {} if cls._MATRIX else {"default_param_overrides": {}}
     entries[name] = registry.EmergingOptimizerEntry(
         optimizer_cls=partial(_build, cls), init_state_fn=_init_state, config_to_kwargs=settings, **rest
     )

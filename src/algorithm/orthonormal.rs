@@ -10,7 +10,7 @@ use super::weight_norm::{LastStep, WeightNorm};
 use super::{flops, wide_flops};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
-use crate::linalg::orthogonality::orthogonality_error;
+use crate::linalg::orthogonality::{expected_orthogonality_error, orthogonality_error};
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
 use crate::spec::options::BFLOAT16_PRODUCTS;
@@ -151,6 +151,10 @@ impl Orthonormal {
         if units.is_empty() {
             return Ok(());
         }
+        let updates = buffers.get(U)?;
+        for unit in &*units {
+            record(probe, "expected", unit, || expected_orthogonality_error(&*updates.read_tensor(unit)?))?;
+        }
         if let Some(squares) = squares {
             let [updates, squares, scratch] = buffers.several([U, squares, SCRATCH])?;
             // Where the work is sharded by owner, the units of this stage are some of those whose norms are known.
@@ -210,6 +214,7 @@ impl Orthonormal {
             view: self.view.phrase(p),
             lr_factor: blocks.first().map_or(1.0, |b| self.adjust.factor(self.view.fans(b.rows, b.cols))),
             rank: None,
+            products: Some(dtype),
             flops: whole_flops + flops(8 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops,
         }

@@ -386,6 +386,7 @@ impl PyPlan {
             row.set_item("transposed", planned.spec.transposed)?;
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
+            row.set_item("products", about.products.map(DType::name))?;
             row.set_item("owner", owners.get(&planned.spec.index).map_or("local", String::as_str))?;
             row.set_item("route", routes.get(&planned.spec.index))?;
             row.set_item("state_bytes", planned.states.iter().map(LocalState::bytes).sum::<usize>())?;

@@ -42,6 +42,18 @@ impl DType {
         }
     }
 
+    /// Largest relative error of rounding to the type; of codes, about that of the largest element of a block.
+    #[must_use]
+    pub fn roundoff(self) -> f64 {
+        match self {
+            Self::F64 => f64::EPSILON / 2.0,
+            Self::F32 => f64::from(f32::EPSILON) / 2.0,
+            Self::F16 => half::f16::EPSILON.to_f64() / 2.0,
+            Self::BF16 => half::bf16::EPSILON.to_f64() / 2.0,
+            Self::Q8 | Self::UQ8 => 1.0 / 256.0,
+        }
+    }
+
     /// torch's name of the type.
     #[must_use]
     pub fn name(self) -> &'static str {

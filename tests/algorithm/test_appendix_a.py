@@ -252,7 +252,7 @@ def test_rank_and_compression_follow_the_rule(
 def test_chunks_and_rows_chosen_of_each_follow_the_rule(
     rows: int, world: int, stored: list[int], chosen: int, cls: type
 ) -> None:
-    case = Case("", cls, cls.ALGORITHM, {"weight_decay": 0.0}, (Group(((rows, 3),)),))  # type: ignore[attr-defined]
+    case = Case("", cls, cls._ALGORITHM, {"weight_decay": 0.0}, (Group(((rows, 3),)),))  # type: ignore[attr-defined]
     mesh = SimMesh({"fs": world}, case.build, layouts_for(case, fsdp(0)))
     full = [p.detach() for p in case.parameters()]
     mesh.build(full)

@@ -82,8 +82,8 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
     params = parameters([*SHAPES, (5000,)] if cls in OF_VECTORS else SHAPES)
     optimizer = optimizer_of(cls, params, **keys)
     optimizer.init_state()
-    step_of = REFERENCE[cls.ALGORITHM]
-    roles = {key: role for role, key in cls.STATE_NAMES.get(cls.ALGORITHM, {}).items()}
+    step_of = REFERENCE[cls._ALGORITHM]
+    roles = {key: role for role, key in cls._STATE_NAMES.get(cls._ALGORITHM, {}).items()}
     for index, param in enumerate(params):
         group = {**defaults_of(cls), **keys, "stream": index}
         own = optimizer.state[param]
@@ -115,11 +115,11 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
                 elif key in coded:
                     kept[key], scales[key] = codes.encode(value, signed=key not in UNSIGNED)
                     assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
-                    rtol = 1e-3 if cls.ALGORITHM in BASIS_ALGORITHMS else 1e-4
+                    rtol = 1e-3 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-4
                     torch.testing.assert_close(own[key + "_absmax"], scales[key], rtol=rtol, atol=1e-12)
                 else:
                     # Rounding of gradients that grow along their sides decides of many directions of a basis.
-                    kept[key] = own[key].clone() if cls.ALGORITHM in BASIS_ALGORITHMS else value
+                    kept[key] = own[key].clone() if cls._ALGORITHM in BASIS_ALGORITHMS else value
         param.grad = None
 
 

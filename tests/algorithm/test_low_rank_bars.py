@@ -28,7 +28,7 @@ SETTINGS: tuple[tuple[Any, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("cls", "keys"), SETTINGS)
 def test_float32_updates_are_within_1e_5_of_float64_over_six_steps(cls: Any, keys: dict[str, Any]) -> None:
-    case = Case("bar", cls, cls.ALGORITHM, {**KEYS, **keys}, (Group(SHAPES),))
+    case = Case("bar", cls, cls._ALGORITHM, {**KEYS, **keys}, (Group(SHAPES),))
     twin = Twin(case, torch.float32)
     for step in range(6):
         twin.follow_parameters()

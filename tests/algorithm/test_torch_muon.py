@@ -167,7 +167,7 @@ def test_groups_keep_the_keys_of_the_class(cls: Any) -> None:
     grouped = cls([{"params": [matrix()], **words}])
     added = cls([matrix()])
     added.add_param_group({"params": [matrix()], **words})
-    elsewhere = oxidion.AdamW([{"params": [matrix()], "algorithm": cls.ALGORITHM, **words}])
+    elsewhere = oxidion.AdamW([{"params": [matrix()], "algorithm": cls._ALGORITHM, **words}])
     for optimizer in (given, grouped, added):
         group = optimizer.param_groups[-1]
         assert {key: group[key] for key in kept} == kept
@@ -215,9 +215,9 @@ def test_two_words_for_one_setting_must_be_equal(both: dict[str, Any], says: str
 
 def test_two_equal_words_are_one() -> None:
     cls: Any = oxidion.Muon
-    assert cls([matrix()], None, 0.01, 0.5, momentum=0.5).param_groups[0]["mu"] == 0.5
+    assert cls([matrix()], 0.01, 0.5, momentum=0.5).param_groups[0]["mu"] == 0.5
     with pytest.raises(ValueError, match=r"momentum=0.25 and mu=0.5"):
-        cls([matrix()], None, 0.01, 0.5, momentum=0.25)
+        cls([matrix()], 0.01, 0.5, momentum=0.25)
     group = cls([matrix()], adjust_lr="original", adjust_lr_fn=None, eps=1e-8, epsilon=1e-8).param_groups[0]
     assert (group["adjust_lr"], group["epsilon"]) == ("original", 1e-8)
 
@@ -273,8 +273,12 @@ def test_wrong_word_is_told_the_nearest(wrong: str, near: str) -> None:
 def test_momentum_is_no_key_of_algorithms_that_mean_another_thing(algorithm: str) -> None:
     with pytest.raises(ValueError, match="unknown group key 'momentum'"):
         oxidion.Muon([{"params": [matrix()], "algorithm": algorithm, "momentum": 0.5}])
-    kept = oxidion.Muon([{"params": [matrix()], "algorithm": algorithm, "eps": 1e-4}]).param_groups[0]
-    assert kept["epsilon"] == 1e-4
+    words = {"params": [matrix()], "algorithm": algorithm, "eps": 1e-4}
+    if algorithm == "lion":
+        with pytest.raises(ValueError, match=r"eps=0\.0001 says nothing to 'lion'"):
+            oxidion.Muon([words])
+    else:
+        assert oxidion.Muon([words]).param_groups[0]["epsilon"] == 1e-4
 
 
 def test_momentum_that_is_written_between_steps_is_that_of_the_next_step() -> None:

@@ -112,7 +112,7 @@ def test_floor_of_zero_is_a_free_step_in_one_pass_but_for_rounding(cls: Any, key
 
 
 def test_every_class_whose_norm_may_be_held_is_compared_with_a_free_step() -> None:
-    held = {cls for cls in optimizer_classes() if "weight_norm" in getattr(cls, "SCHEMA", {})}
+    held = {cls for cls in optimizer_classes() if "weight_norm" in getattr(cls, "_SCHEMA", {})}
     assert held == {cls for cls, _ in (*FLOORS, *IN_ONE_PASS)}
 
 

@@ -240,7 +240,7 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "Adafactor": (("eps", (-1.0, 0.0)), ("clip_threshold", 0.0), ("decay_rate", 0.8), ("beta1", 1.0)),
     "CAME": (("eps", 1e-30), ("clip_threshold", -1.0), ("betas", (0.9, 0.999)), ("betas", (0.9, 1.0, 0.9))),
 }
-for _cls in derived.classes_without({getattr(oxidion, name).ALGORITHM for name in OWN}):
+for _cls in derived.classes_without({getattr(oxidion, name)._ALGORITHM for name in OWN}):
     _name = _cls.__name__
     OWN[_name] = ({"cautious_wd": True, "weight_decay": 0.1}, *(keys for _, keys in derived.settings(_cls)))
     LEAST[_name], BAD[_name] = {}, derived.bad(_cls)

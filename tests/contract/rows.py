@@ -30,7 +30,7 @@ EXTRA = frozenset(
     }
 )
 
-FAMILY = EXTRA - {"distributed_mesh"} | {
+FAMILY = EXTRA | {
     "orth_dtype",
     "orth_method",
     "orth_preset",
@@ -40,6 +40,7 @@ FAMILY = EXTRA - {"distributed_mesh"} | {
 }
 
 TORCH_WORDS = frozenset({"momentum", "adjust_lr_fn", "eps"})
+MESHES = frozenset({"replicate_mesh", "outer_shard_mesh", "inner_shard_mesh", "replicate_mesh_grad_sync"})
 WEIGHT_NORM = frozenset({"weight_norm", "weight_norm_floor"})
 
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
@@ -55,13 +56,9 @@ CASES = (
         cls=oxidion.Dion,
         algorithm="dion",
         positional=(
-            ("replicate_mesh", None),
-            ("outer_shard_mesh", None),
-            ("inner_shard_mesh", None),
-            ("replicate_mesh_grad_sync", True),
+            ("lr", 0.01),
             ("rank_fraction", 1.0),
             ("rank_multiple_of", 1),
-            ("lr", 0.01),
             ("mu", 0.95),
             ("betas", (0.9, 0.95)),
             ("weight_decay", 0.01),
@@ -73,6 +70,7 @@ CASES = (
             ("mixed_precision_config", None),
         ),
         keyword_only=EXTRA
+        | MESHES
         | {
             "orth_dtype",
             "check_grad_sync",
@@ -108,7 +106,6 @@ CASES = (
         cls=oxidion.Muon,
         algorithm="muon",
         positional=(
-            ("distributed_mesh", None),
             ("lr", 0.01),
             ("mu", 0.95),
             ("betas", (0.9, 0.95)),
@@ -147,7 +144,6 @@ CASES = (
         cls=oxidion.NorMuon,
         algorithm="normuon",
         positional=(
-            ("distributed_mesh", None),
             ("lr", 0.01),
             ("mu", 0.95),
             ("muon_beta2", 0.95),
@@ -195,7 +191,6 @@ CASES = (
         cls=oxidion.Dion2,
         algorithm="dion2",
         positional=(
-            ("distributed_mesh", None),
             ("lr", 0.01),
             ("fraction", 0.25),
             ("ef_decay", 0.95),
@@ -242,7 +237,6 @@ CASES = (
         cls=oxidion.NorDion2,
         algorithm="nordion2",
         positional=(
-            ("distributed_mesh", None),
             ("lr", 0.01),
             ("fraction", 0.25),
             ("mu", 0.95),

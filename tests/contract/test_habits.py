@@ -29,7 +29,7 @@ def model_and_batches() -> tuple[nn.Module, list[Tensor]]:
 
 
 def groups_of(model: nn.Module, cls: Any) -> list[dict[str, Any]]:
-    return oxidion.param_groups(model, algorithm=cls.ALGORITHM, lr=0.01)
+    return oxidion.param_groups(model, algorithm=cls._ALGORITHM, lr=0.01)
 
 
 @every_case

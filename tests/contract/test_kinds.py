@@ -73,7 +73,7 @@ def test_group_gets_its_algorithms_default_where_the_classs_is_of_another_kind(
 ) -> None:
     keys = {"lr": 0.5} if case.algorithm == "adafactor" != foreign.algorithm else {}
     group = case.new([{"params": [matrix()], "algorithm": foreign.algorithm, **keys}]).param_groups[0]
-    schema = foreign.cls.SCHEMA
+    schema = foreign.cls._SCHEMA
     for key in ("betas", "eps", "epsilon", "beta1"):
         if key not in schema:
             continue

@@ -19,9 +19,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "APOLLOAdamW": {"rank": 4},
 }
 CLASSES: dict[str, type[oxidion.optim.AdamW]] = {
-    cls.ALGORITHM: cls
+    cls._ALGORITHM: cls
     for cls in (getattr(oxidion, name) for name in oxidion.optim.__all__)
-    if isinstance(cls, type) and cls.__dict__.get("ALGORITHM")
+    if isinstance(cls, type) and cls.__dict__.get("_ALGORITHM")
 }
 TORCH: dict[str, tuple[Any, dict[str, Any]]] = {
     "AdamW": (torch.optim.AdamW, {}),

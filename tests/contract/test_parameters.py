@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oxidion._core.schema import COMMON
+
 from .snapshot import assert_params_equal, assert_same, frozen_copy, snapshot
 from .table import CASES, MATRIX_ALGORITHMS, Case, every_case, make_model, run_steps, set_grads
 
@@ -46,9 +48,11 @@ def test_named_group_added_after_steps_keeps_names(case: Case) -> None:
     run_steps(optimizer, model, range(1))
     optimizer.add_param_group({"params": [("late", nn.Parameter(torch.randn(4, 4)))]})
     assert optimizer.param_groups[2]["param_names"] == ["late"]
-    with pytest.raises(ValueError, match="with/without names"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.randn(4, 4))]})
+    with pytest.raises(ValueError, match="'late' is the name of a parameter of another group"):
+        optimizer.add_param_group({"params": [("late", nn.Parameter(torch.randn(4, 4)))]})
     assert len(optimizer.param_groups) == 3
+    optimizer.add_param_group({"params": [nn.Parameter(torch.randn(4, 4))]})
+    assert optimizer.param_groups[3]["param_names"] == ["group3.0"]
 
 
 @every_case
@@ -191,7 +195,7 @@ def test_group_of_any_algorithm_steps_as_in_its_own_class(case: Case, foreign: C
     if foreign.algorithm not in MATRIX_ALGORITHMS and foreign.has_betas:
         hyper["betas"] = foreign.other["betas"]
     for key in {"eps", "epsilon"} & set(foreign.other):
-        hyper[key] = foreign.cls.SCHEMA[key].default
+        hyper[key] = foreign.cls._SCHEMA[key].default
     if {case.algorithm, foreign.algorithm} & {"galore_adamw", "apollo_adamw"}:
         # Keys that mean the same to several algorithms have the defaults of the class.
         hyper |= {"rank": 2, "scale": 0.5, "decay_order": "torch", "scale_type": "tensor"}
@@ -199,6 +203,8 @@ def test_group_of_any_algorithm_steps_as_in_its_own_class(case: Case, foreign: C
         hyper |= {"decay_order": "torch", "adjust_lr": "original"}
         if foreign.algorithm == "soap_muon":
             hyper["betas"] = (0.9, 0.9)
+    read = {*COMMON, *foreign.cls._SCHEMA, "decay_order"}
+    hyper = {key: value for key, value in hyper.items() if key in read}
     shared, own = (nn.Parameter(torch.randn(8, 6, dtype=torch.float64)) for _ in range(2))
     own.data.copy_(shared.data)
     optimizer = case.new([{"params": [shared], "algorithm": foreign.algorithm, **hyper}])

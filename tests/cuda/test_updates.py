@@ -32,7 +32,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 def test_operation_without_an_equation_is_the_update_of_an_optimizer() -> None:
     """`test_launch_cases.py` compares the steps of those on the emulator with those on the CPU."""
     assert set(PASSES) <= set(names("elementwise"))
-    assert set(names("elementwise")) - set(PASSES) <= {cls.ALGORITHM for cls in DERIVED}
+    assert set(names("elementwise")) - set(PASSES) <= {cls._ALGORITHM for cls in DERIVED}
 
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ def local_steps(cls_name: str, setting_name: str, kwargs: dict[str, Any]) -> flo
     """Largest difference of steps on DTensors from those of all ranks simulated in this one process."""
     cls, setting = getattr(oxidion, cls_name), setting_named(setting_name)
     settings = {"orth_dtype": "float64", "selection_scope": "local", "fraction": 0.4, **kwargs}
-    case = Case("", cls, cls.ALGORITHM, settings, (Group(((12, 8), (8, 12), (17, 5), (2, 7), (3, 6, 4))),))
+    case = Case("", cls, cls._ALGORITHM, settings, (Group(((12, 8), (8, 12), (17, 5), (2, 7), (3, 6, 4))),))
     simulated = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
     full = [p.detach() for p in case.parameters()]
     simulated.build(full)
@@ -83,7 +83,7 @@ def verified(cls_name: str, kwargs: dict[str, Any]) -> tuple[float | None, float
         for i, layout in enumerate((("S", 0), ("R", 0)))
     ]
     cls = getattr(oxidion, cls_name)
-    orth = {"orth_dtype": "float32"} if "orth_dtype" in cls.SCHEMA else {}
+    orth = {"orth_dtype": "float32"} if "orth_dtype" in cls._SCHEMA else {}
     optimizer = cls(params, **orth, **kwargs)
     for param in params:
         param.grad = torch.ones_like(param) + param.detach()

@@ -32,7 +32,7 @@ SETTINGS = ("fsdp3-dim0", "dp2-fsdp2-tp2")
 def apart(name: str, rule: str, setting: str, keys: dict[str, Any], dtype: torch.dtype) -> tuple[float, bool]:
     """Largest distance of weights and averages from those of one process; whether all bits are the same."""
     cls = getattr(oxidion, name)
-    case = Case(name, cls, cls.ALGORITHM, {"lr": 2.0**-6, **keys}, (Group(SHAPES, RULES[rule]),))
+    case = Case(name, cls, cls._ALGORITHM, {"lr": 2.0**-6, **keys}, (Group(SHAPES, RULES[rule]),))
     grads = beside.normal(case.shapes, STEPS, 3)
     single, params = beside.one_process(case, grads, dtype)
     mesh = beside.all_ranks(case, setting_named(setting), grads, dtype)

@@ -61,7 +61,7 @@ def test_whitened_factors_of_replicas_send_nothing_else() -> None:
 def test_unsharded_side_has_the_basis(cls: Any, setting: Setting, transposed: bool) -> None:
     settings = {"lr": 2.0**-6, "weight_decay": 0.125, "precondition_frequency": 2, "sides": "unsharded"}
     shapes = ((12, 8), (8, 12), (9, 7), (3, 6, 5))
-    case = Case("unsharded", cls, cls.ALGORITHM, settings, (Group(shapes[:3]),))
+    case = Case("unsharded", cls, cls._ALGORITHM, settings, (Group(shapes[:3]),))
     comparison = Comparison(case, setting, torch.float64, "float64")
     comparison.groups = [{**group, "transposed": transposed} for group in comparison.groups]
     # One process would have the basis of the shorter side.

@@ -61,7 +61,7 @@ def test_refreshed_bases_on_any_layout_are_those_of_one_process(
 ) -> None:
     cls, keys = KINDS[kind]
     settings = {**BASE, "precondition_frequency": frequency, **keys}
-    case = Case(kind, cls, cls.ALGORITHM, settings, (WHOLE, HEADS))
+    case = Case(kind, cls, cls._ALGORITHM, settings, (WHOLE, HEADS))
     found: list[list[dict[str, Tensor]]] = []
     grads = beside.normal(case.shapes, STEPS, 5)
     _, params = beside.one_process(case, grads, torch.float64, lambda _, *own: found.append(bases(*own)))

@@ -33,7 +33,7 @@ def traffic(
 ) -> tuple[list[list[tuple[str, int]]], SimMesh]:
     """Kinds and bytes of what rank 0 gives to collectives in each of four steps."""
     settings = {"rank": RANK, "update_proj_gap": GAP, **kwargs}
-    case = Case("traffic", cls, cls.ALGORITHM, settings, (Group((shape,) * COUNT),))  # type: ignore[attr-defined]
+    case = Case("traffic", cls, cls._ALGORITHM, settings, (Group((shape,) * COUNT),))  # type: ignore[attr-defined]
     mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
     mesh.build([p.detach() for p in case.parameters(torch.float32)])
     sent = []
@@ -172,7 +172,7 @@ def test_unsharded_projection_follows_the_layout_and_its_reference(name: str, cl
     kwargs = {**case_named("galore-default").kwargs, "proj_type": "unsharded"}
     shapes = ((12, 8), (8, 12), (8, 8), (17, 6), (3, 6, 7))
     comparison = Comparison(
-        Case("unsharded", cls, cls.ALGORITHM, kwargs, (Group(shapes),)), setting, torch.float64, ""
+        Case("unsharded", cls, cls._ALGORITHM, kwargs, (Group(shapes),)), setting, torch.float64, ""
     )  # type: ignore[attr-defined]
     rows = comparison.mesh.ranks[0].plan.rows()
     for group, row in zip(comparison.groups, rows, strict=True):

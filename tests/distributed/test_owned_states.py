@@ -56,7 +56,7 @@ def test_weights_without_a_gradient_keep_their_states(name: str, setting: Settin
     case = Case(
         "missing",
         cls,
-        cls.ALGORITHM,
+        cls._ALGORITHM,
         {"lr": 2.0**-6, **owning.settings(name)},
         (Group(shapes, owning.group_keys(name)),),
     )

@@ -73,7 +73,7 @@ def sent(
     setting: Setting, cls: type, kwargs: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> list[Any]:
     """What rank 0 gives to collectives in one step."""
-    case = Case("traffic", cls, cls.ALGORITHM, kwargs, (Group((SHAPE,) * 4),))  # type: ignore[attr-defined]
+    case = Case("traffic", cls, cls._ALGORITHM, kwargs, (Group((SHAPE,) * 4),))  # type: ignore[attr-defined]
     mesh = SimMesh(
         setting.axes,
         case.build,

@@ -1,7 +1,8 @@
 """The example scripts, killed at any moment and resumed: the losses of an unbroken run, bit for bit.
 
-A run is killed with all of its processes. It is resumed from what its folder then has, and starts anew where
-there is no checkpoint yet.
+A run is killed with all of its processes, and the same command is started again: it goes on from what its
+folder then has, and starts anew where there is no checkpoint yet. Where one process alone is killed, torchrun
+does so by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from support import forks
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 40
 SIZES = f"--layers 2 --dim 32 --heads 2 --seq-len 32 --steps {STEPS} --corpus-mb 0.4 --save-every 1"
@@ -29,6 +32,26 @@ PATIENCE = 240.0
 """Seconds after which a run is taken to hang."""
 KILLS = 50
 """Moments of the slow test, over all runs of a script."""
+
+LOSES_A_RANK = f"""
+import os, signal, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import train_fsdp2
+
+save = train_fsdp2.Training.save
+
+def save_and_lose_a_rank(training, root, keep):
+    save(training, root, keep)
+    is_first_start = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if is_first_start and os.environ["RANK"] == "1" and len(training.losses) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train_fsdp2.Training.save = save_and_lose_a_rank
+status = train_fsdp2.main()
+sys.stdout.flush()
+os._exit(status)
+"""
+"""The script, of which one process kills itself after the checkpoint of step 6, once."""
 
 
 @dataclass
@@ -40,20 +63,22 @@ class Script:
     folder: Path
 
     def command(self) -> list[str]:
-        """What starts the run, or goes on with it where there is a checkpoint."""
-        checkpoint = self.folder / "checkpoint"
-        own = [str(EXAMPLES / f"{self.name}.py"), *shlex.split(SIZES), "--checkpoint", str(checkpoint)]
+        """What starts the run, goes on with it where there is a checkpoint, and ends where it is finished."""
+        own = [str(EXAMPLES / f"{self.name}.py"), *shlex.split(SIZES), "--resume", "auto"]
+        own += ["--checkpoint", str(self.folder / "checkpoint")]
         if self.name == "train_gpt":
             own += shlex.split("--batch-size 8 --eval-windows 8 --optimizer dion --threads 1 --quiet --out")
             own.append(str(self.folder))
-            resumable = checkpoint.is_file()
         else:
             own += ["--batch", "8", "--json", str(self.folder / "report.json")]
             own += ["--mesh", "fs=2,tp=2"] if self.processes == 4 else []
-            resumable = any(checkpoint.glob("step-*"))
-        own += ["--resume", str(checkpoint)] if resumable else []
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"]
         return [sys.executable, *(launcher if self.processes > 1 else []), *own]
+
+    def has_checkpoint(self) -> bool:
+        """Whether the next start has something to go on from."""
+        checkpoint = self.folder / "checkpoint"
+        return checkpoint.is_file() or any(checkpoint.glob("step-*"))
 
     def steps(self) -> str:
         """What a kill finds: the names of its files, for the message of a failure."""
@@ -138,7 +163,7 @@ def broken_run_equals_a_whole_one(folder: Path, name: str, processes: int, kills
         while kills > 0 and not ended:
             ended = broken.run(moments.uniform(0.3, 1.0) * seconds)
             kills -= not ended
-            resumed += not ended and "--resume" in broken.command()
+            resumed += not ended and broken.has_checkpoint()
         assert ended or broken.run()
         assert broken.losses() == expected, f"seed {seed}, run {number - 1}: {broken.steps()}"
     return resumed
@@ -152,6 +177,32 @@ def test_example_that_is_killed_twice_and_resumed_has_the_same_losses(
     tmp_path: Path, name: str, processes: int
 ) -> None:
     broken_run_equals_a_whole_one(tmp_path, name, processes, kills=2, seed=1)
+
+
+def test_process_that_is_killed_has_torchrun_start_all_anew_and_the_losses_are_the_same(
+    tmp_path: Path,
+) -> None:
+    options = shlex.split("--layers 2 --dim 32 --heads 2 --seq-len 32 --batch 8 --steps 10 --corpus-mb 0.4")
+    expected = tmp_path / "expected.json"
+    ranks = forks.common().run(EXAMPLES / "train_fsdp2.py", *options, "--json", str(expected), ranks=2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr[-4000:]
+    script, path = tmp_path / "loses_a_rank.py", tmp_path / "report.json"
+    script.write_text(LOSES_A_RANK)
+    command = shlex.split("-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=1")
+    command += [str(script), *options, "--json", str(path), "--checkpoint", str(tmp_path / "checkpoint")]
+    done = subprocess.run(
+        [sys.executable, *command, "--save-every", "3", "--resume", "auto"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"fs=2: goes on from {tmp_path / 'checkpoint' / 'step-00000006'}\n" in done.stdout
+    report = json.loads(path.read_text())
+    assert report["first_step"] == 6
+    assert report["losses"] == json.loads(expected.read_text())["losses"]
 
 
 @pytest.mark.slow

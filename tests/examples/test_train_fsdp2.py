@@ -11,12 +11,13 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from support import forks
 
@@ -27,6 +28,22 @@ TINY = shlex.split(
     "--rank-fraction 0.25"
 )
 TOLERANCE = 1e-10
+
+NORMS = f"""
+import math, sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import train_fsdp2
+
+clip = train_fsdp2.clip_gradients
+
+def told(params, largest):
+    params = list(params)
+    print("norms", *(clip(params, bound).item().hex() for bound in (largest, math.inf)))
+
+train_fsdp2.clip_gradients = told
+sys.exit(train_fsdp2.main())
+"""
+"""The script with a norm told before and after each clipping, by every process."""
 
 
 def torchrun(processes: int, arguments: Sequence[str]) -> forks.Ended:
@@ -65,6 +82,15 @@ def alone(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[
     losses: list[float] = json.loads(path.read_text())["losses"]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.3
+    return losses
+
+
+@pytest.fixture(scope="module")
+def unclipped(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of Dion in one process whose gradients are not clipped."""
+    path = tmp_path_factory.mktemp("unclipped") / "report.json"
+    assert script.main([*TINY, "--dtype", "float64", "--clip-norm", "0", "--json", str(path)]) == 0
+    losses: list[float] = json.loads(path.read_text())["losses"]
     return losses
 
 
@@ -116,13 +142,61 @@ def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path
     assert json.loads((tmp_path / "report.json").read_text())["largest_difference"] >= 0.0
 
 
-def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients(
-    alone: list[float], tmp_path: Path
+def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients_and_does_not_clip(
+    unclipped: list[float], tmp_path: Path
 ) -> None:
-    reports = [report_of(tmp_path, 2, "--mesh", "dp=2", "--compressed", word) for word in ("on", "off")]
-    assert [report["compressed"] for report in reports] == ["on", "off"]
+    kinds = (["--compressed", "on"], ["--compressed", "off", "--clip-norm", "0"])
+    reports = [report_of(tmp_path, 2, "--mesh", "dp=2", *kind) for kind in kinds]
+    assert [(report["compressed"], report["clip_norm"]) for report in reports] == [("on", 0.0), ("off", 0.0)]
     assert gap(reports[0]["losses"], reports[1]["losses"]) < TOLERANCE
-    assert gap(reports[0]["losses"], alone) < TOLERANCE
+    assert gap(reports[0]["losses"], unclipped) < TOLERANCE
+
+
+def test_train_fsdp2_clips_gradients_unless_told(alone: list[float], unclipped: list[float]) -> None:
+    assert gap(alone, unclipped) > 1e-3
+
+
+@pytest.mark.parametrize("mesh", ["fs=2,tp=2", "dp=2,fs=2"])
+def test_train_fsdp2_norm_of_gradients_is_that_of_the_whole_model_in_every_process(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, mesh: str
+) -> None:
+    steps, wanted = [*TINY, "--dtype", "float64", "--stop-at", "3", "--clip-norm", "0.25"], []
+
+    def clip(params: Iterable[torch.nn.Parameter], largest: float) -> None:
+        wanted.append(torch.nn.utils.clip_grad_norm_(params, largest).item())
+
+    monkeypatch.setattr(script, "clip_gradients", clip)
+    assert script.main(steps) == 0
+    ranks = forks.common().run(NORMS, *steps, "--mesh", mesh, ranks=4)
+    assert [rank.returncode for rank in ranks] == [0] * 4, ranks[0].stderr[-4000:]
+    told = [re.findall(r"^norms (\S+) (\S+)$", rank.stdout, re.MULTILINE) for rank in ranks]
+    assert told == [told[0]] * 4, "norms are not the same in all bits"
+    for (before, after), norm in zip(told[0], wanted, strict=True):
+        assert norm > 0.5
+        assert float.fromhex(before) == pytest.approx(norm, rel=1e-12)
+        assert float.fromhex(after) == pytest.approx(0.25, rel=1e-5)
+    # Each class of modules has a row; the first process alone prints them.
+    assert re.search(r"^linear layers +dion +0\.02 +12 ", ranks[0].stderr, re.MULTILINE)
+    assert not any("linear layers" in rank.stderr for rank in ranks[1:])
+
+
+@pytest.mark.parametrize("name", ["dion", "lion"])
+def test_train_fsdp2_optimizer_takes_the_model_and_sorts_its_parameters_by_name(
+    script: ModuleType, name: str
+) -> None:
+    parser = script.build_parser()
+    options = parser.parse_args([*TINY, "--optimizer", name, "--weight-decay", "0.5"])
+    settings = script.checked_settings(parser, options, 1)
+    model = script.GPT(script.GPTShape(256, 32, 2, 32, 2, tied=False))
+    optimizer = script.build_optimizer(model, settings, None, compressed=False)
+    matrices, rest = optimizer.param_groups
+    names = {named for named, param in model.blocks.named_parameters("blocks") if param.ndim == 2}
+    assert set(matrices["param_names"]) == names
+    assert set(rest["param_names"]) == {named for named, _ in model.named_parameters()} - names
+    recipe = script.RECIPES[name]
+    assert [matrices[key] for key in ("algorithm", "lr", "weight_decay")] == [name, recipe.lr, 0.5]
+    scalar = [recipe.scalar_algorithm, recipe.scalar_lr or recipe.lr, 0.0]
+    assert [rest[key] for key in ("algorithm", "lr", "weight_decay")] == scalar
 
 
 def test_train_fsdp2_gathering_goes_on_from_a_run_that_kept_and_has_its_losses(
@@ -246,18 +320,38 @@ def test_train_fsdp2_keeps_the_newest_checkpoints_and_resumes_from_any(
     assert sorted(path.name for path in root.iterdir()) == names
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_train_fsdp2_same_command_starts_goes_on_and_has_nothing_left_to_do(
+    script: ModuleType, alone: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, path = tmp_path / "runs", tmp_path / "report.json"
+    command = [*TINY, "--dtype", "float64", "--json", str(path)]
+    command += ["--checkpoint", str(root), "--save-every", "5", "--resume", "auto"]
+    said = []
+    for first, stop in ((0, ["--stop-at", "8"]), (8, []), (STEPS, [])):
+        assert script.main([*command, *stop]) == 0
+        report = json.loads(path.read_text())
+        assert (report["first_step"], report["losses"]) == (first, alone[: 8 if stop else STEPS])
+        said.append(capsys.readouterr().out)
+    assert f"one process: goes on from {root / 'step-00000008'}\n" in said[1]
+    done = f"{root / 'step-00000012'} has done 12 steps, and 12 are asked for"
+    assert said[2] == f"one process: nothing to train: {done}\n"
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000010", "step-00000012"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2", "fs=4", "dp=2,tp=2"])
 @pytest.mark.parametrize("compressed", ["on", "off"])
 def test_train_fsdp2_checkpoint_of_replicas_continues_on_every_mesh(
-    alone: list[float], tmp_path: Path, mesh: str, compressed: str
+    unclipped: list[float], tmp_path: Path, mesh: str, compressed: str
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     stop = ["--checkpoint", checkpoint, "--stop-at", str(STEPS // 2)]
     report_of(tmp_path, 4, "--mesh", "dp=2,fs=2", "--compressed", "on", *stop)
-    report = report_of(tmp_path, 4, "--mesh", mesh, "--compressed", compressed, "--resume", checkpoint)
+    go_on = ["--compressed", compressed, "--clip-norm", "0", "--resume", checkpoint]
+    report = report_of(tmp_path, 4, "--mesh", mesh, *go_on)
     assert report["first_step"] == STEPS // 2
-    assert gap(report["losses"], alone) < TOLERANCE
+    assert gap(report["losses"], unclipped) < TOLERANCE
 
 
 # ---- arguments ------------------------------------------------------------
@@ -271,13 +365,25 @@ BAD_ARGUMENTS = [
     ("2", "--mesh dp=2 --compressed on --optimizer muon", r"--compressed on needs --optimizer dion"),
     ("2", "--mesh fs=2 --optimizer muon --route keep", r"--route needs --optimizer dion"),
     ("2", "--mesh fs=2 --route pp", r"--route: must be auto, keep, gather, or axes as in fs,tp, got 'pp'"),
+    (
+        "2",
+        "--mesh dp=2 --compressed on --clip-norm 0.5",
+        r"--clip-norm 0.5 needs --compressed off\. .* averages over dp within its step, so the norm of the "
+        r"averaged gradients is not known before: leave --clip-norm out, or give 0",
+    ),
+    ("1", "--clip-norm -1", r"--clip-norm: must be a finite number >= 0, got '-1'"),
     ("1", "--steps 0", r"--steps must be at least 1, got 0"),
     ("1", "--stop-at -1", r"--stop-at must be at least 1, got -1"),
     ("1", "--keep 0", r"--keep must be at least 1, got 0"),
     ("1", "--checkpoint x --save-every -1", r"--save-every must be at least 0, got -1"),
     ("1", "--save-every 5", r"--save-every needs --checkpoint FOLDER"),
     ("1", "--resume /nonexistent", r"--resume: no such folder: /nonexistent"),
-    ("1", "--resume /proc/self/fdinfo", r"/proc/self/fdinfo has no whole checkpoint: start without --resume"),
+    (
+        "1",
+        "--resume /proc/self/fdinfo",
+        r"/proc/self/fdinfo has no whole checkpoint: start without --resume, or with ",
+    ),
+    ("1", "--resume auto", r"--resume auto needs --checkpoint: it goes on from the newest checkpoint there"),
     ("1", "--dim 36 --heads 4", r"dim must be a multiple of 2 \* heads"),
     ("1", "--corpus-mb 0.000001", r"max_bytes must leave room for two documents"),
 ]
@@ -297,3 +403,14 @@ def test_train_fsdp2_bad_argument_is_a_clear_error(
         script.main([*TINY, *shlex.split(arguments)])
     assert raised.value.code == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_train_fsdp2_started_anew_on_the_store_of_before_is_a_clear_error(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("RUN_ID", "x"), ("RESTART_COUNT", "1"), ("USE_AGENT_STORE", "True")):
+        monkeypatch.setenv(f"TORCHELASTIC_{key}", value)
+    with pytest.raises(SystemExit) as raised:
+        script.main(TINY)
+    assert raised.value.code == 2
+    assert "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in capsys.readouterr().err

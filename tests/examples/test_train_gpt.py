@@ -189,6 +189,25 @@ def test_train_gpt_resume_in_another_process_continues_bit_equal(tmp_path: Path)
     assert_same_end(whole, rest)
 
 
+def test_train_gpt_same_command_starts_goes_on_and_has_nothing_left_to_do(
+    modules: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: None
+) -> None:
+    whole, broken = tmp_path / "whole.pt", tmp_path / "broken.pt"
+    common = ["--optimizer", "dion", "--out", str(tmp_path), *TINY]
+    assert modules["train_gpt"].main([*common, "--checkpoint", str(whole)]) == 0
+    command = [*common, "--checkpoint", str(broken), "--resume", "auto"]
+    assert modules["train_gpt"].main([*command, "--stop-at", "11"]) == 0
+    assert modules["train_gpt"].main(command) == 0
+    assert f"goes on from {broken} at step 11\n" in capsys.readouterr().out
+    assert_same_end(whole, broken)
+    before = broken.stat()
+    assert modules["train_gpt"].main(command) == 0
+    done = f"nothing to train: {broken} has done 24 steps, and 24 are asked for\n"
+    assert done in capsys.readouterr().out
+    assert (broken.stat().st_ino, broken.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert len(runs_of(tmp_path)["dion"]["curve"]["train_loss"]) == 24
+
+
 def test_train_gpt_resume_with_other_settings_is_refused(
     modules: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: None
 ) -> None:
@@ -243,6 +262,7 @@ BAD_ARGUMENTS = [
     (["--checkpoint", "x.pt"], r"--checkpoint and --resume serve one run"),
     (["--optimizer", "dion", "--save-every", "2"], r"--save-every needs --checkpoint"),
     (["--optimizer", "dion", "--resume", "/nonexistent.pt"], r"--resume: no such file: /nonexistent.pt"),
+    (["--optimizer", "dion", "--resume", "auto"], r"--resume auto needs --checkpoint: it goes on from"),
     (["--dim", "36", "--heads", "4"], r"dim must be a multiple of 2 \* heads .*got dim=36, heads=4"),
     (["--corpus-mb", "0.000001"], r"max_bytes must leave room for two documents"),
     (["--corpus-mb", "0.4", "--seq-len", "10000000"], r"seq_len must be less than the number of tokens"),

@@ -117,7 +117,6 @@ def test_losses_of_an_average_are_beside_those_of_the_last_weights(
     mean = recipes.Recipe(
         "Muon",
         0.02,
-        algorithm="muon",
         scalar_lr=0.002,
         average=lambda s: {"average": "ema", "average_start": s.steps - 1, "average_decay": 0.5},
     )

@@ -75,7 +75,7 @@ def test_steps_of_the_groups_are_those_of_the_reference(family: Family, name: st
     for param in model.parameters():
         nn.init.normal_(param, std=0.02)
         param.grad = torch.randn_like(param)
-    cls = next(cls for cls in vars(oxidion.optim).values() if getattr(cls, "ALGORITHM", None) == name)
+    cls = next(cls for cls in vars(oxidion.optim).values() if getattr(cls, "_ALGORITHM", None) == name)
     optimizer = cls(oxidion.param_groups(model, name, lr=0.01, summary=False), orth_dtype="float64")
     for row in optimizer.verify():
         assert row["update_error"] < 1e-9, row

@@ -64,7 +64,7 @@ def test_equations_are_mathml_and_nothing_is_left_of_tex(site: Path) -> None:
 def test_page_of_a_class_shows_every_argument_with_its_default(name: str, site: Path) -> None:
     page = site / "optimizers" / f"{CLASSES[name].__module__.rpartition('.')[2]}.html"
     text = text_of(page)
-    assert f"\n{name}(\n    params: ParamsT,\n" in text  # the signature
+    assert f"\n{name}(\n    params: Params,\n" in text  # the signature
     for key, parameter in inspect.signature(CLASSES[name]).parameters.items():
         entry = re.search(rf"^\s*{key}\s+\((.*?)\)\s+–", text, re.MULTILINE | re.DOTALL)
         assert entry, key

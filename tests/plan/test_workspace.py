@@ -156,7 +156,7 @@ def within_the_least(cls: Any, keys: dict[str, Any], setting: Setting) -> tuple[
     """The class on a layout and on one process with the least limit that both take, as refusals say."""
     limit = 1
     while True:
-        case = Case("tight", cls, cls.ALGORITHM, {**keys, "workspace_limit": limit}, (Group(SHAPES),))
+        case = Case("tight", cls, cls._ALGORITHM, {**keys, "workspace_limit": limit}, (Group(SHAPES),))
         try:
             return Comparison(case, setting, torch.float64, "float64"), limit
         except ValueError as error:

@@ -60,13 +60,14 @@ EMPTY: tuple[Shape, ...] = ((0, 5), (5, 0))
 
 
 def optimizer_classes() -> list[type[Optimizer]]:
-    """The optimizer classes that the package exports."""
+    """The optimizer classes that the package exports, but MuonH: it is Muon with other defaults."""
     exported = (getattr(oxidion, name) for name in oxidion.__all__)
     return [
         cls
         for cls in exported
         if isinstance(cls, type)
         and issubclass(cls, Optimizer)
+        and cls is not oxidion.MuonH
         and "params" in inspect.signature(cls).parameters
     ]
 
@@ -282,7 +283,7 @@ def _derived(cls: type[OxOptimizer]) -> list[Case]:
     shared = {"default": {}, "cautious": {"cautious_wd": True}, "maximize": {"maximize": True}}
     shared["no-decay"] = {"weight_decay": 0.0}
     return [
-        Case(f"{cls.ALGORITHM}-{name}", cls, cls.ALGORITHM, {**BASE, **kwargs}, (Group(VECTORS),))
+        Case(f"{cls._ALGORITHM}-{name}", cls, cls._ALGORITHM, {**BASE, **kwargs}, (Group(VECTORS),))
         for name, kwargs in (*shared.items(), *derived.settings(cls))
     ]
 
@@ -329,7 +330,7 @@ SMALL_CASES = tuple(
         ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
         ("soap", "default", {}),
         ("soap_muon", "default", {}),
-        *((cls.ALGORITHM, "default", {}) for cls in DERIVED),
+        *((cls._ALGORITHM, "default", {}) for cls in DERIVED),
     )
     for case in cases_of(algorithm)[:1]
 )

@@ -26,8 +26,8 @@ def classes_without(algorithms: Collection[str]) -> list[type[OxOptimizer]]:
         for cls in exported
         if isinstance(cls, type)
         and issubclass(cls, OxOptimizer)
-        and cls.ALGORITHM not in algorithms
-        and not cls.MATRIX
+        and cls._ALGORITHM not in algorithms
+        and not cls._MATRIX
     ]
 
 
@@ -62,7 +62,7 @@ def refused(field: Field) -> tuple[Any, ...]:
 
 def settings(cls: type[OxOptimizer]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Arguments of a class beside its defaults: every key of its own at each sample, with a name."""
-    for key, field in cls.SCHEMA.items():
+    for key, field in cls._SCHEMA.items():
         for number, value in enumerate(samples(field)):
             yield f"{key}{number or ''}", {key: value}
 
@@ -71,14 +71,14 @@ def live(cls: type[OxOptimizer]) -> dict[str, Any]:
     """Another value of every number of a class's own."""
     return {
         key: samples(field)[-1]
-        for key, field in cls.SCHEMA.items()
+        for key, field in cls._SCHEMA.items()
         if field.wanted != "True or False" and not field.wanted.startswith("one of ")
     }
 
 
 def bad(cls: type[OxOptimizer]) -> tuple[tuple[str, Any], ...]:
     """Keys of a class's own with values that are refused."""
-    return tuple((key, value) for key, field in cls.SCHEMA.items() for value in refused(field))
+    return tuple((key, value) for key, field in cls._SCHEMA.items() for value in refused(field))
 
 
 def arguments(cls: type[OxOptimizer], kind: Any) -> dict[str, Any]:

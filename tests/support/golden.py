@@ -98,7 +98,7 @@ class GoldenCase:
         cls = getattr(oxidion, self.cls)
         (group,) = (group for group in self.groups if index in group["params"])
         own = {key: value for key, value in group.items() if key != "params"}
-        return {"algorithm": cls.ALGORITHM, **defaults_of(cls), **self.kwargs, **own}
+        return {"algorithm": cls._ALGORITHM, **defaults_of(cls), **self.kwargs, **own}
 
     def build(self, dtype: torch.dtype, **overrides: object) -> tuple[Any, dict[int, nn.Parameter]]:
         """The optimizer with its state at the recorded start, and its parameters by index."""

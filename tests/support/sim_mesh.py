@@ -110,10 +110,10 @@ class Rank:
     def bind(self) -> None:
         """Plan and bind, as ``OxOptimizer._bind`` does."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
-        names = self.optimizer.STATE_NAMES
+        names = self.optimizer._STATE_NAMES
         self.plan = Plan(groups, existing(groups, state, names), self.meshes, self.layouts)
         self.transfers = self.plan.transfers  # made anew whenever it is asked for
-        optional = {name: self.optimizer._class_of(name).OPTIONAL_ROLES for name in self.plan.algorithms}
+        optional = {name: self.optimizer._class_of(name)._OPTIONAL_ROLES for name in self.plan.algorithms}
         states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)
         self.arena.fill_(math.nan)

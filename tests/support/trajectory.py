@@ -22,7 +22,7 @@ Grad = Tensor | None
 
 def role_names(cls: Any) -> dict[str, str]:
     """The reference's names of the states that a class calls by others, by those."""
-    return {key: role for names in cls.STATE_NAMES.values() for role, key in names.items()}
+    return {key: role for names in cls._STATE_NAMES.values() for role, key in names.items()}
 
 
 def role_state(optimizer: Optimizer, param: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import averages, constructor, loading, schema, summary, validate
+from oxidion._core import averages, constructor, group_checks, loading, schema, summary, validate
 from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
@@ -37,8 +37,9 @@ class OxOptimizer(Stepper, Optimizer):
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
 
     Args:
-        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters. With names
-            random numbers come from the name, without them from the position.
+        params: a model, whose parameters `param_groups` sorts; or parameters, groups (dicts with a key
+            "params"), or pairs of names and parameters. With names random numbers come from the name, without
+            them from the position.
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
             False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
@@ -62,7 +63,11 @@ class OxOptimizer(Stepper, Optimizer):
         init_state: make the states of all parameters at once, also of groups that are added later, instead of
             at the first step: ``state_dict()`` is then complete before it.
         distributed_mesh: mesh or process group whose ranks hold copies and have equal gradients; with DDP its
-            ``process_group``. Work on whole matrices is split over it. DTensors tell: it may be left out.
+            ``process_group``. Work on whole matrices is split over it. DTensors and a model in DDP tell: it
+            may be left out.
+        model_options: with a model, the arguments of `param_groups` by keyword, as ``scalar_lr``,
+            ``head_lr``, ``overrides`` and ``summary``, and group keys; ``model=`` where a framework hands
+            over parameters or groups, whose keys win: only these are stepped.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -72,31 +77,41 @@ class OxOptimizer(Stepper, Optimizer):
         RuntimeError: for ``differentiable=True``.
     """
 
-    ALGORITHM: ClassVar[str]
-    MATRIX: ClassVar[bool] = True
-    COMMUNICATES: ClassVar[bool] = True
-    TAKES_VECTORS: ClassVar[bool] = False
-    SCHEMA: ClassVar[dict[str, validate.Field]]
+    _ALGORITHM: ClassVar[str]
+    _MATRIX: ClassVar[bool] = True
+    _COMMUNICATES: ClassVar[bool] = True
+    _TAKES_VECTORS: ClassVar[bool] = False
+    _SCHEMA: ClassVar[dict[str, validate.Field]]
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
+    _sorter: ClassVar[constructor.Sorter]
+    """The sorting of models into groups, which `oxidion.groups` provides."""
 
     _step_supports_amp_scaling = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "MATRIX" in cls.__dict__ and "COMMUNICATES" not in cls.__dict__:
-            cls.COMMUNICATES = cls.MATRIX
-        if "ALGORITHM" in cls.__dict__:
-            OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
-            factor = next((key for key in schema.MOMENTA if key in cls.SCHEMA), None)
+        if "_MATRIX" in cls.__dict__ and "_COMMUNICATES" not in cls.__dict__:
+            cls._COMMUNICATES = cls._MATRIX
+        if "_ALGORITHM" in cls.__dict__:
+            OxOptimizer._registry.setdefault(cls._ALGORITHM, cls)
+            factor = next((key for key in schema.MOMENTA if key in cls._SCHEMA), None)
             if factor is not None:
-                cls._momenta[cls.ALGORITHM] = factor
-        if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
-            words = cls.__dict__.get("WORDS", {})
+                cls._momenta[cls._ALGORITHM] = factor
+        if "__init__" in cls.__dict__ and hasattr(cls, "_ALGORITHM"):
+            words = cls.__dict__.get("_WORDS", {})
             rename = functools.partial(schema.translate, words=words, where="arguments")
-            constructor.complete(cls, OxOptimizer, words, rename, {*schema.COMMON, *cls.SCHEMA})
+            constructor.complete(
+                cls,
+                OxOptimizer,
+                words,
+                rename,
+                {*schema.COMMON, *cls._SCHEMA},
+                lambda: OxOptimizer._sorter,
+            )
 
     _init_states: bool = False
     _given: frozenset[tuple[int, ...]] = frozenset()
+    _names_so_far: set[str] | None = None
     _given_so_far: set[Tensor] | None = None
     """Parameters of the groups that the constructor has made; None when it is done."""
 
@@ -111,28 +126,29 @@ class OxOptimizer(Stepper, Optimizer):
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")
-        if defaults.get("differentiable"):
-            raise RuntimeError(
-                f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
-            )
+        self._refuse_differentiable(defaults)
         if distributed_mesh is not None:
             self._meshes = comm.read_meshes(("distributed_mesh", distributed_mesh, True))
-        defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
+        defaults = {**defaults, "algorithm": self._ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
-        if "beta2" in self.SCHEMA and validate.is_pair(defaults["betas"]):
+        if "beta2" in self._SCHEMA and validate.is_pair(defaults["betas"]):
             defaults["beta1"], defaults["beta2"] = defaults["betas"]
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
-        validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
+        validate.check_group(defaults, schema.COMMON | self._SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, schema.Seen] = {}
         self._owned, self._written = OwnerSharded(), Written()
-        self._given_so_far = set()
+        self._given_so_far, self._names_so_far = set(), set()
         try:
             super().__init__(params, defaults)
         finally:
-            self._given_so_far = None
+            self._given_so_far = self._names_so_far = None
+        group_checks.tell_of_others(type(self).__name__, self._ALGORITHM, self.param_groups)
+        takers = {self._registry[group["algorithm"]] for group in self.param_groups}
+        if any(taker._MATRIX for taker in takers) and not self._read_groups():
+            group_checks.tell_of_repeated_work(type(self).__name__)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
         if init_state:
             self._init_states = True
@@ -144,7 +160,7 @@ class OxOptimizer(Stepper, Optimizer):
 
     @classmethod
     def _schemas(cls) -> dict[str, dict[str, validate.Field]]:
-        return {name: other.SCHEMA for name, other in OxOptimizer._registry.items()}
+        return {name: other._SCHEMA for name, other in OxOptimizer._registry.items()}
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -157,10 +173,17 @@ class OxOptimizer(Stepper, Optimizer):
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
             schemas = self._schemas()
+            self._sorter.name_algorithm(type(self), param_group)
+            self._refuse_differentiable(param_group)
             schema.translate(param_group, self._words(param_group), f"group {number}")
-            schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
-            schema.settle_kinds(param_group, self.SCHEMA, schemas)
+            own = self._registry.get(param_group.get("algorithm", self._ALGORITHM), type(self))
+            mirrors = "beta1" in self.defaults and schema.mirrors_betas(own._SCHEMA)
+            words = {*own._WORDS, *(("beta1", "beta2") if mirrors else ())}
+            group_checks.refuse_alien(param_group, own._ALGORITHM, schemas, words, f"group {number}")
+            schema.spell(param_group, self.defaults, self._SCHEMA, schemas)
+            schema.settle_kinds(param_group, self._SCHEMA, schemas)
             self._check(param_group, number)
+            group_checks.name(param_group, number, self.param_groups, self._names_so_far)
         self._append(param_group)
         try:
             if "param_names" not in param_group:
@@ -205,19 +228,27 @@ class OxOptimizer(Stepper, Optimizer):
             raise ValueError("some parameters appear in more than one parameter group")
         self._given_so_far.update(group["params"])
         groups.append(group)
+        if self._names_so_far is not None:
+            self._names_so_far.update(group.get("param_names", ()))
+
+    def _refuse_differentiable(self, settings: Mapping[str, Any]) -> None:
+        if settings.get("differentiable"):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
+            )
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
-        own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | own
+        own = schemas.get(group.get("algorithm", self._ALGORITHM), self._SCHEMA)
+        fields = self._SCHEMA | schema.COMMON | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
         validate.check_decay(group, where)
 
     def _check_together(self, group: dict[str, Any], where: str) -> None:
         own = self._registry[group["algorithm"]]
-        own.check_together(group, where)
-        averages.check(group, where, decays_apart=own.DECAYS_APART)
+        own._check_settings(group, where)
+        averages.check(group, where, decays_apart=own._DECAYS_APART)
 
     @override
     def _check_written(self) -> None:
@@ -226,7 +257,7 @@ class OxOptimizer(Stepper, Optimizer):
                 made, where = plain(group), f"group {number}"
                 away = elsewhere(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
-                fields = schema.COMMON | self._registry[made["algorithm"]].SCHEMA
+                fields = schema.COMMON | self._registry[made["algorithm"]]._SCHEMA
                 own = {key: field.default for key, field in fields.items()}
                 if away <= {"lr"}:
                     self._check_together({**own, **made}, where)
@@ -238,13 +269,13 @@ class OxOptimizer(Stepper, Optimizer):
 
     def _check_values(self, group: dict[str, Any], where: str) -> None:
         """Checks the values of a group that may have keys of its user."""
-        own = self._schemas().get(group.get("algorithm", ""), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | own
+        own = self._schemas().get(group.get("algorithm", ""), self._SCHEMA)
+        fields = self._SCHEMA | schema.COMMON | own
         validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
 
     @classmethod
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
+    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
         """Checks the settings of a complete group that exclude or need each other; most classes have none.
 
         Raises:
@@ -253,7 +284,7 @@ class OxOptimizer(Stepper, Optimizer):
 
     def _check_params(self, group: dict[str, Any], number: int) -> None:
         cls = self._registry[group["algorithm"]]
-        matrix = cls.MATRIX and not cls.TAKES_VECTORS
+        matrix = cls._MATRIX and not cls._TAKES_VECTORS
         for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
             if not param.is_floating_point():
                 raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
@@ -261,26 +292,24 @@ class OxOptimizer(Stepper, Optimizer):
                 raise TypeError(
                     f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape"
                 )
-            cls.check_shape_is_kept(name, param)
+            cls._check_shape_is_kept(name, param)
             if matrix and group["strict"] and param.ndim < 2:
-                others = sorted(other for other, taker in self._registry.items() if not taker.MATRIX)
-                raise ValueError(
-                    f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, "
-                    f"got shape {tuple(param.shape)}. Put it in a group with one of the algorithms "
-                    f"{', '.join(map(repr, others))}, or pass strict=False"
-                )
+                rest, shape = self._sorter.beside(cls), tuple(param.shape)
+                raise group_checks.no_matrix(name, cls.__name__, type(self).__name__, shape, rest)
             cls._advise(name, tuple(param.shape), group)
+        if matrix and not group["strict"] and "param_names" not in group:
+            group_checks.warn_of_tables(type(self).__name__, group, number)
 
     @classmethod
-    def check_shape_is_kept(cls, name: str, param: Tensor) -> None:
+    def _check_shape_is_kept(cls, name: str, param: Tensor) -> None:
         """Refuses parameters that FSDP1 flattened, where the shape means something to the algorithm.
 
         Raises:
             TypeError: for such a parameter.
         """
-        if cls.COMMUNICATES and any(getattr(param, name, False) for name in FLAT):
+        if cls._COMMUNICATES and any(getattr(param, name, False) for name in FLAT):
             raise TypeError(
-                f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {cls.ALGORITHM!r} "
+                f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {cls._ALGORITHM!r} "
                 "cannot tell their rows; use FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
             )
 
@@ -293,11 +322,11 @@ class OxOptimizer(Stepper, Optimizer):
         for number, group in enumerate(self.param_groups):
             cls, held = self._registry[group["algorithm"]], group["params"]
             for name, param in zip(validate.names_of(group, number), held, strict=True):
-                cls.check_shape_is_kept(name, param)
-            if cls.COMMUNICATES and self._is_flat_partition(held):
+                cls._check_shape_is_kept(name, param)
+            if cls._COMMUNICATES and self._is_flat_partition(held):
                 raise TypeError(
                     f"group {number}: a vector of {held[0].numel()} elements is in the place of its "
-                    f"parameters, as DeepSpeed's ZeRO puts it there, so {cls.ALGORITHM!r} cannot tell their "
+                    f"parameters, as DeepSpeed's ZeRO puts it there, so {cls._ALGORITHM!r} cannot tell their "
                     "shapes; use stage 0, or FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
                 )
 
@@ -335,10 +364,10 @@ class OxOptimizer(Stepper, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.take_step()
+        self._take_step()
         return loss
 
-    def take_step(self, grad_factor: float | None = None) -> None:
+    def _take_step(self, grad_factor: float | None = None) -> None:
         """Takes one step as `step` does, without the hooks that torch calls around a step.
 
         Args:
@@ -355,13 +384,20 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def _communicates(self) -> bool:
         classes = (self._registry.get(group["algorithm"], OxOptimizer) for group in self.param_groups)
-        own = any(cls.COMMUNICATES for cls in classes)
+        own = any(cls._COMMUNICATES for cls in classes)
         return own or bool(self._meshes.pending) or bool(self._comms) or self._redistributes
 
     @override
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
-        words = self._registry.get(group.get("algorithm", self.ALGORITHM), OxOptimizer).WORDS
+        words = self._registry.get(group.get("algorithm", self._ALGORITHM), OxOptimizer)._WORDS
         return {name: word for name, word in words.items() if name not in self.defaults} if words else words
+
+    @override
+    def _settle_algorithm(self, group: dict[str, Any], number: int) -> None:
+        if group.get("algorithm") not in self._registry:
+            self._sorter.name_algorithm(type(self), group)
+            field = {"algorithm": schema.COMMON["algorithm"]}
+            validate.check_group(group, field, set(group), f"group {number}")
 
     @override
     def _class_of(self, algorithm: str) -> type[OxOptimizer]:
@@ -448,7 +484,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes a group that comes from a checkpoint or a pickle of another version, in place."""
         if "betas" not in group and "beta2" in group:
             group["betas"] = (group.get("beta1", self.defaults.get("beta1")), group["beta2"])
-        schema.settle_kinds(group, self.SCHEMA, self._schemas())
+        schema.settle_kinds(group, self._SCHEMA, self._schemas())
         for key, value in self.defaults.items():
             group.setdefault(key, value)
         schema.complete(group, self.defaults, self._schemas())
@@ -602,7 +638,7 @@ class OxOptimizer(Stepper, Optimizer):
         return self._summary()
 
     def _summary(self) -> Table:
-        return summary.summary(type(self), self.defaults, self.SCHEMA, self._schemas(), self.param_groups)
+        return summary.summary(type(self), self.defaults, self._SCHEMA, self._schemas(), self.param_groups)
 
     def plan(self) -> Plan:
         """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace.
@@ -679,8 +715,9 @@ class OxOptimizer(Stepper, Optimizer):
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS; orthogonality error where the algorithm has it, captured energy and
-        error-feedback norm too where all of the matrix is stored on this rank. ``.stages`` holds milliseconds
+        Columns: update and parameter RMS; orthogonality error where the algorithm has it, with what missing
+        directions make of it as ``expected``; captured energy and error-feedback norm where all of the matrix
+        is stored on this rank. ``.stages`` holds milliseconds
         by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
         """
         from oxidion._core.verify import metrics
@@ -691,7 +728,9 @@ class OxOptimizer(Stepper, Optimizer):
         """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
 
         ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
-        parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
+        parameter's dtype; None without a gradient, and where a step depends on the layout. ``expected`` is
+        the size that rounding explains: what changes of the operands by the roundoff of the products' type
+        make of the reference, and the rounding of the result. Nothing changes.
         """
         from oxidion._core.verify import verify
 

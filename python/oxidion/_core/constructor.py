@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 _REFERENCE = "Arguments that are not named here are those of "
 """Start of a sentence for readers of the source, untrue of a completed docstring."""
@@ -25,8 +25,31 @@ class _LeftOut:
 LEFT_OUT: Any = _LeftOut()
 """Default of arguments that are other words for an argument of another name."""
 
+OPTIONS = "model_options"
+"""Name of the arguments of a constructor that say how the parameters of a model are sorted."""
+
+SCALAR = "scalar_"
+"""Beginning of the names of arguments for what is no matrix."""
+
 Rename = Callable[[dict[str, Any]], None]
 """Function that gives arguments, by name and in place, the names that the constructor reads."""
+
+
+class Sorter(Protocol):
+    """Sorting of a model's parameters into groups."""
+
+    options: frozenset[str]
+    """Arguments that say how a model is sorted, beside those that begin with `SCALAR`."""
+
+    def prepare(self, cls: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a constructor with groups in the place of a model."""
+
+    def name_algorithm(self, cls: Any, group: dict[str, Any]) -> None:
+        """Replaces what a group has as its algorithm by the algorithm's name, in place."""
+
+    def beside(self, cls: Any) -> str:
+        """The algorithm for what is no matrix, beside that of a class."""
+
 
 _SYNONYMS = {
     "momentum": ("mu", "ef_decay", "beta1", "betas"),
@@ -41,6 +64,8 @@ _SYNONYMS = {
     "inner_shard_mesh": ("distributed_mesh",),
     "backend_steps": ("ns_steps",),
     "use_muon": ("algorithm",),
+    "mu": ("ef_decay", "beta1", "betas"),
+    "ef_decay": ("mu", "beta1", "betas"),
 }
 """Words of other packages: the first name that there is is the nearest."""
 
@@ -61,7 +86,10 @@ def nearest(key: str, known: Iterable[str], further: Iterable[str] = ()) -> str 
     def alike(names: Iterable[str], cutoff: float) -> str | None:
         return next(iter(difflib.get_close_matches(key, list(names), n=1, cutoff=cutoff)), None)
 
-    found = synonym(key) or alike(lists[0], 0.8) or synonym(alike(_SYNONYMS, 0.8) or "")
+    def longer(names: Iterable[str]) -> str | None:
+        return next((name for name in names if name.startswith(f"{key}_")), None)
+
+    found = synonym(key) or alike(lists[0], 0.8) or synonym(alike(_SYNONYMS, 0.8) or "") or longer(lists[0])
     return found or alike(lists[1], 0.8) or alike(lists[0], 0.6) or alike(lists[1], 0.6)
 
 
@@ -125,35 +153,68 @@ def complete(
     words: Iterable[str] = (),
     rename: Rename | None = None,
     keys: Iterable[str] = (),
+    sorter: Callable[[], Sorter] | None = None,
 ) -> None:
     """Completes a class's docstring and has its constructor name what an unknown argument is nearest to.
 
     ``inspect.signature`` and type checkers see the constructor as it is written.
 
     Args:
-        cls: a class with an ``__init__`` of its own; its docstring and constructor are replaced.
+        cls: a class with an ``__init__`` of its own; its docstring and constructor are replaced. One that
+            takes any keyword is left as it is, unless it gathers them as `OPTIONS`.
         root: the base whose docstring is the last to be looked at.
         words: arguments that are other words for an argument of another name.
         rename: gives them the names that the constructor reads; it raises where both were given.
         keys: of groups, for errors.
+        sorter: what turns a model into groups, for constructors that gather `OPTIONS`.
     """
     init = cls.__dict__["__init__"]
-    if not inspect.isfunction(init) or init.__code__.co_flags & inspect.CO_VARKEYWORDS:
+    if not inspect.isfunction(init):
         return
     code = init.__code__
-    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[1:count]
+    options = code.co_varnames[count : count + bool(code.co_flags & inspect.CO_VARKEYWORDS)]
+    if options not in ((), (OPTIONS,)):
+        return
     if "__doc__" in cls.__dict__ and cls.__doc__:
         bases = cls.__mro__[1 : cls.__mro__.index(root) + 1]
-        cls.__doc__ = completed(cls.__doc__, [base.__doc__ for base in bases if base.__doc__], names)
-    setattr(cls, "__init__", _checked(init, names, frozenset(words), rename, frozenset(keys)))  # noqa: B010
+        documented = [base.__doc__ for base in bases if base.__doc__]
+        cls.__doc__ = completed(cls.__doc__, documented, (*names, *options))
+    made = _renamed(init, names, frozenset(words), rename or (lambda _: None))
+    if options and sorter is not None:
+        made = _prepared(made, names, sorter)
+    setattr(cls, "__init__", _checked(made, names, frozenset(keys), sorter if options else None))  # noqa: B010
 
 
-def _advice(key: str, known: frozenset[str], keys: frozenset[str]) -> str:
+def unknown(
+    cls: type,
+    key: str,
+    value: object,
+    known: frozenset[str],
+    keys: frozenset[str],
+    options: frozenset[str] = frozenset(),
+) -> TypeError:
+    """The error for an argument that a class does not have.
+
+    Args:
+        cls: the class.
+        key: the argument.
+        value: what was given for it.
+        known: its arguments.
+        keys: of its groups.
+        options: arguments beside a model.
+    """
+    what = f"{cls.__name__}() has no argument {key!r}, got {value!r}"
+    return TypeError(f"{what}; {_advice(key, known, keys, options)}")
+
+
+def _advice(key: str, known: frozenset[str], keys: frozenset[str], options: frozenset[str]) -> str:
     """Says of an unknown argument what it stands for, is like, or could have been."""
     if key in keys:
         return f"{key!r} is a key of groups: dict(params=..., {key}=...)"
-    near = nearest(key, known, keys - known)
-    if near in known:
+    near = nearest(key, known | options, keys - known)
+    if near in known | options:
         return f"the nearest known argument is {near!r}"
     if near is not None:
         return f"the nearest is the key {near!r} of groups: dict(params=..., {near}=...)"
@@ -163,24 +224,59 @@ def _advice(key: str, known: frozenset[str], keys: frozenset[str]) -> str:
 def _checked(
     init: Callable[..., None],
     names: Sequence[str],
-    words: frozenset[str],
-    rename: Rename | None,
     keys: frozenset[str],
+    sorter: Callable[[], Sorter] | None,
 ) -> Callable[..., None]:
-    """A constructor that names the nearest argument to an unknown one and renames the words given to it."""
-    known = frozenset(names)
+    """A constructor that names the nearest argument to an unknown one.
+
+    Keys of groups are left to the sorter: they are arguments beside a model.
+    """
+    own = frozenset(names)
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for key in kwargs.keys() - known:
-            what = f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}"
-            raise TypeError(f"{what}; {_advice(key, known, keys)}")
-        if rename is not None and not words.isdisjoint(kwargs):
+        for key in kwargs.keys() - own:
+            options = frozenset() if sorter is None else sorter().options
+            is_told = sorter is not None and (key in options | keys or key.startswith(SCALAR))
+            if not is_told:
+                raise unknown(type(self), key, kwargs[key], own, keys, options)
+        init(self, *args, **kwargs)
+
+    return __init__
+
+
+def _renamed(
+    init: Callable[..., None], names: Sequence[str], words: frozenset[str], rename: Rename
+) -> Callable[..., None]:
+    """A constructor that takes other words for its arguments."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not words.isdisjoint(kwargs):
             kwargs = {key: value for key, value in kwargs.items() if value is not LEFT_OUT}
             by_place = dict(zip(names, args, strict=False))
             given = {**by_place, **kwargs}
             rename(given)
             kwargs = {key: value for key, value in given.items() if key not in by_place}
         init(self, *args, **kwargs)
+
+    return __init__
+
+
+def _prepared(
+    init: Callable[..., None], names: Sequence[str], sorter: Callable[[], Sorter]
+) -> Callable[..., None]:
+    """A constructor that takes a model in the place of parameters."""
+    own = frozenset(names)
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        options = {key: kwargs.pop(key) for key in kwargs.keys() - own}
+        placed = names[: len(args)]
+        twice = {key: kwargs.pop(key) for key in placed if key in kwargs}  # Python refuses these
+        by_place = dict(zip(names, args, strict=False))
+        given = sorter().prepare(type(self), {**by_place, **kwargs}, options)
+        args = (*(given.pop(name) for name in placed), *args[len(names) :])
+        init(self, *args, **given, **twice)
 
     return __init__

@@ -103,8 +103,16 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     The groups of ``incoming`` have the optimizer's words for their keys.
     """
     groups, own = incoming["param_groups"], optimizer.param_groups
-    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in own]:
-        return  # torch says so
+    theirs, ours = ([len(group["params"]) for group in side] for side in (groups, own))
+    if theirs != ours:
+        other = "has a different number of parameter groups"
+        if len(theirs) == len(ours):
+            other = "contains a parameter group that doesn't match the size of optimizer's group"
+        raise ValueError(
+            f"loaded state dict {other}: its groups have {_counts(theirs)} parameters, and the optimizer's "
+            f"{_counts(ours)}. Build the optimizer with the groups of the saved run, or load by names, with "
+            "torch.distributed.checkpoint.state_dict"
+        )
     _check_order(groups, own)
     wanted = []
     for number, (group, target) in enumerate(zip(groups, own, strict=True)):
@@ -125,6 +133,11 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     saved = [incoming["state"].get(key, {}) for key in keys]
     if any(states != {} for states in saved):
         _check_states(optimizer, wanted, saved, _hints(groups, own))
+
+
+def _counts(sizes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sizes[:8]))
+    return f"{shown} and {len(sizes) - 8} more" if len(sizes) > 8 else shown
 
 
 def _check_order(groups: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
@@ -160,7 +173,7 @@ def _check_states(
     """Compares the states with those that the plan of these groups asks for."""
     given = zip(parameters(groups), names(groups), saved, strict=True)
     held = {param: _entries(name, states) for param, name, states in given}
-    public = optimizer.STATE_NAMES
+    public = optimizer._STATE_NAMES
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
     plan = _plan(optimizer, groups, numbers)
@@ -177,7 +190,7 @@ def _check_states(
     rows = zip(names(groups), held.values(), listed, plan.algorithms, hints, strict=True)
     for name, own, specs, algorithm, hint in rows:
         fresh = not any(map(is_own, own))
-        decisive = MOMENTS - optimizer._class_of(algorithm).OPTIONAL_ROLES
+        decisive = MOMENTS - optimizer._class_of(algorithm)._OPTIONAL_ROLES
         for spec in specs:
             key = key_of(spec["role"], public.get(algorithm, {}))
             value = own.get(key)
@@ -242,7 +255,7 @@ def _is_number(entry: tuple[Any, Any]) -> bool:
 
 def _plan(optimizer: Stepper, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:
     settings = [{**group, **optimizer._functions} for group in groups]
-    return Plan(settings, existing(groups, held, optimizer.STATE_NAMES), optimizer._meshes)
+    return Plan(settings, existing(groups, held, optimizer._STATE_NAMES), optimizer._meshes)
 
 
 def _check_step(value: object, key: str, name: str) -> None:

@@ -195,6 +195,13 @@ def _keeps_beta(group: Mapping[str, Any], factor: object) -> bool:
     return not group.get("strict", True) and any(param.ndim < 2 for param in group["params"])
 
 
+_BETAS = {
+    "beta1": validate.beta(None),
+    "beta2": validate.beta(None),
+    "betas": validate.betas((0.9, 0.95)),
+}
+
+
 def mirror_betas(
     groups: list[dict[str, Any]], last: dict[int, Seen], momenta: Mapping[str, str] = MappingProxyType({})
 ) -> None:
@@ -209,12 +216,18 @@ def mirror_betas(
         groups: changed in place.
         last: the groups at the last call, kept by the caller.
         momenta: the key of the momentum factor by algorithm, for those that have one.
+
+    Raises:
+        ValueError: for what was written and is none of these.
     """
-    for group in groups:
-        if "beta2" not in group:
+    for number, group in enumerate(groups):
+        if "beta2" not in group or "beta1" not in group:
             continue
         found = last.get(id(group))
-        pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
+        pair, betas = (group["beta1"], group["beta2"]), group["betas"]
+        if pair != betas:
+            validate.check_group(group, _BETAS, set(group), f"group {number}")
+            betas = tuple(betas)
         if pair != betas:
             if found is not None and found[1] == betas:
                 group["betas"] = betas = pair

@@ -68,18 +68,18 @@ class Stepper:
             compare: what differs is told at the next step.
     """
 
-    STATE_NAMES: ClassVar[Names] = state_names()
+    _STATE_NAMES: ClassVar[Names] = state_names()
     """By algorithm: keys under which ``state`` holds roles of the core, torch's where a class says no others.
 
     A key has one role in all of them.
     """
-    DECAYS_APART: ClassVar[bool] = True
+    _DECAYS_APART: ClassVar[bool] = True
     """True if the decay of this class's algorithm is no part of its update."""
-    OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
+    _OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
     """Moments of this class's algorithm that a setting may switch on between two steps."""
-    LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    _LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings under which a step of this class's algorithm depends on how a parameter is sharded."""
-    WORDS: ClassVar[Mapping[str, validate.Word]] = MappingProxyType({})
+    _WORDS: ClassVar[Mapping[str, validate.Word]] = MappingProxyType({})
     """Other optimizers' words for arguments and group keys of this class, for groups of its algorithm."""
 
     compare_every: int | None = None
@@ -114,12 +114,12 @@ class Stepper:
     _runner: runner.Runner = runner.DIRECT
 
     @classmethod
-    def refuses_zeros(cls, group: dict[str, Any]) -> bool:
+    def _refuses_zeros(cls, group: dict[str, Any]) -> bool:
         """True if no step could change a matrix of zeros of this group."""
         return False
 
     @classmethod
-    def refuse_zeros(cls, name: str) -> None:
+    def _refuse_zeros(cls, name: str) -> None:
         """Refuses a parameter of zeros.
 
         Raises:
@@ -138,6 +138,10 @@ class Stepper:
     @abstractmethod
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
         """Other words that a group may have for its keys."""
+
+    @abstractmethod
+    def _settle_algorithm(self, group: dict[str, Any], number: int) -> None:
+        """Replaces an algorithm that was written into a group by its name; refuses what is none."""
 
     @abstractmethod
     def _check_written(self) -> None:
@@ -330,7 +334,7 @@ class Stepper:
             number
             for number, group in enumerate(self.param_groups)
             if number not in self._looked
-            and self._class_of(group["algorithm"]).refuses_zeros(group)
+            and self._class_of(group["algorithm"])._refuses_zeros(group)
             and not is_still(group)
         ]
 
@@ -350,7 +354,7 @@ class Stepper:
         found = []
         for number, group in enumerate(self.param_groups):
             cls = self._class_of(group["algorithm"])
-            if cls.refuses_zeros(group) and not is_still(group):
+            if cls._refuses_zeros(group) and not is_still(group):
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
                 found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
         lines = [set(comm.lines_of(param)) for _, _, param in found]
@@ -370,7 +374,7 @@ class Stepper:
                 is_zero = collectives.largest_of([is_zero], line)[0]
         for flag, (cls, name, _) in zip(flags, found, strict=True):
             if not flag:
-                cls.refuse_zeros(name)
+                cls._refuse_zeros(name)
         if is_zero:
             raise ValueError(
                 "another rank has weights of zeros that no step could change: its error names them"
@@ -474,12 +478,13 @@ class Stepper:
     def _settle_keys(self) -> None:
         """Reads what was written into the groups since the last step under other words for their keys."""
         for number, group in enumerate(self.param_groups):
+            self._settle_algorithm(group, number)
             schema.translate(group, self._words(group), f"group {number}", latest=True)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     def _make_plan(self) -> Plan:
         self._settle_keys()
-        found = existing(self.param_groups, self.state, self.STATE_NAMES)
+        found = existing(self.param_groups, self.state, self._STATE_NAMES)
         return Plan(self._settings(), found, self._meshes)
 
     def _settings(self) -> list[dict[str, Any]]:
@@ -509,7 +514,7 @@ class Stepper:
             self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
+        optional = {name: self._class_of(name)._OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
             arena = self._workspace(memory)
             try:
@@ -517,7 +522,7 @@ class Stepper:
                     plan,
                     self.param_groups,
                     self.state,
-                    self.STATE_NAMES,
+                    self._STATE_NAMES,
                     optional,
                     done,
                     self._reserve,
@@ -574,5 +579,5 @@ class Stepper:
         self._owned.is_fresh = not held
         everything = [*(param for _, param, _ in held), *values]
         if self._meshes.groups or any(map(comm.is_distributed, everything)):
-            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)
+            settle(self._make_plan(), self.param_groups, self.state, self._STATE_NAMES)
         pin(self.param_groups, self.state)

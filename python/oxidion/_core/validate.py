@@ -245,6 +245,14 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
     return name
 
 
+def is_same(value: object, other: object) -> bool:
+    """True for equal values; False for those that compare to no truth value, as tensors."""
+    try:
+        return value is other or bool(value == other and type(value) is type(other))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
 def names_of(group: Mapping[str, Any], number: int) -> list[str]:
     """The names of a group's parameters; their positions where the user gave none.
 
@@ -266,8 +274,15 @@ def shown(value: object) -> str:
 
 def _nearest(value: object, field: Field) -> str:
     """Says which word of the field a wrong one is like."""
-    near = difflib.get_close_matches(value, field.words, n=1) if isinstance(value, str) else []
-    return f"; the nearest is {near[0]!r}" if near else ""
+    if not isinstance(value, str):
+        return ""
+    near = difflib.get_close_matches(value.lower(), field.words, n=1)
+    if near:
+        return f"; the nearest is {near[0]!r}"
+    try:
+        return f"; it is text: pass the number {float(value):g}"
+    except ValueError:
+        return ""
 
 
 def _too_large(value: object) -> str:

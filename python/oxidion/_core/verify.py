@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oxidion._core.owned import OwnerSharded
@@ -14,6 +15,12 @@ from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._dist.collectives import average, tell
 from oxidion._dist.comm import full, is_distributed, local, with_local
+
+EXPECTED = "expected"
+"""Column of the error that types and ranks explain."""
+
+ROUNDINGS = 4
+"""The number of roundings of the operands in a step, as far as that counts in ``expected``."""
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -91,8 +98,8 @@ def metrics(optimizer: Stepper) -> Table:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
         entry["update_rms"] = _rms(full(param).detach() - old)
         entry["param_rms"] = _rms(old)
-        for key, values in measured.items():
-            own = [value for at, value in values if at == index]
+        for key in sorted(measured, key=lambda name: (name == EXPECTED, name)):
+            own = [value for at, value in measured[key] if at == index]
             entry[key] = max(own) if own else None
         rows.append(entry)
     return Table(
@@ -150,10 +157,15 @@ def verify(optimizer: Stepper) -> Table:
     rows, lines = [], twin._read_groups()
     rows_of = zip(plan.rows(), plan.state_specs(), plan.streams, params, groups, strict=True)
     for row, specs, stream, param, group in rows_of:
-        entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
-        sharding = twin._class_of(row["algorithm"]).LAYOUT_SETTINGS
+        entry: dict[str, Any] = {
+            "name": row["name"],
+            "algorithm": row["algorithm"],
+            "update_error": None,
+            EXPECTED: None,
+        }
+        sharding = twin._class_of(row["algorithm"])._LAYOUT_SETTINGS
         if param.grad is not None and _has_reference(sharding, group, param):
-            public = twin.STATE_NAMES.get(row["algorithm"], {})
+            public = twin._STATE_NAMES.get(row["algorithm"], {})
             own = twin.state[param]
             by_role = {spec["role"]: spec for spec in specs}
             state = {
@@ -161,23 +173,44 @@ def verify(optimizer: Stepper) -> Table:
                 for role in by_role
                 if not role.endswith(SCALES)
             }
-            entry["start"] = _wide(param)
-            entry["reference"] = _wide(param)
+            grad = _mean(twin, param.grad)
             told = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
             told["dtype"] = param.dtype
             told["state_types"] = {role: own[key_of(role, public)].dtype for role in state}
             settings = {**group, **twin._functions, **told}
-            _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
+            entry["start"], entry["reference"], entry["rounded"] = (_wide(param) for _ in range(3))
+            products = _roundoff(
+                row["products"] or ("float64" if param.dtype == torch.float64 else "float32")
+            )
+            rounded = {key: _disturbed(value, products) for key, value in state.items()}
+            _reference_step(row, entry["rounded"], _disturbed(grad, products), rounded, settings)
+            _reference_step(row, entry["reference"], grad, state, settings)
         rows.append(entry)
     twin._execute()
     for entry, param in zip(rows, params, strict=True):
         if "reference" in entry:
-            start, reference = entry.pop("start"), entry.pop("reference")
+            start, reference, rounded = (entry.pop(key) for key in ("start", "reference", "rounded"))
             # The parameter can hold no more than the rounded reference: rounding it is no error of the step.
             wanted, got = reference.to(param.dtype).double(), _wide(param)
             size = float((reference - start).norm())
             entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
+            own = _roundoff(str(param.dtype).removeprefix("torch.")) * float(reference.norm())
+            entry[EXPECTED] = (ROUNDINGS * float((rounded - reference).norm()) + own) / (size or 1.0)
     return Table(rows)
+
+
+def _roundoff(dtype: str) -> float:
+    """Largest relative error of rounding to a dtype."""
+    return float(torch.finfo(getattr(torch, dtype)).eps) / 2
+
+
+def _disturbed(tensor: Tensor, roundoff: float) -> Tensor:
+    """A copy whose elements are changed by up to the roundoff, by numbers that are the same each time."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    chance = torch.Generator().manual_seed(0)
+    noise = torch.rand(tensor.shape, dtype=torch.float64, generator=chance) * 2 - 1
+    return tensor * (1 + roundoff * noise)
 
 
 def _mean(optimizer: Stepper, tensor: Tensor) -> Tensor:

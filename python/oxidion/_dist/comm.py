@@ -287,6 +287,21 @@ def is_distributed(value: object) -> bool:
     return hasattr(value, "_local_tensor")
 
 
+def is_mesh(value: object) -> bool:
+    """True for a device mesh and a process group."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return isinstance(value, (DeviceMesh, torch.distributed.ProcessGroup))
+
+
+def world_size() -> int:
+    """The number of ranks; 1 where there are none."""
+    is_ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_ready else 1
+
+
 def is_first_rank() -> bool:
     """True on rank 0, and where there are no ranks."""
     distributed = torch.distributed

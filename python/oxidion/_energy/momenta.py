@@ -165,7 +165,7 @@ def _of_matrices(algorithms: Iterable[Any]) -> set[str]:
     """The algorithms of matrices, where a checkpoint has such and others."""
     there = {each for each in algorithms if isinstance(each, str)}
     known = OxOptimizer._registry
-    found = {each for each in there if each in known and known[each].MATRIX}
+    found = {each for each in there if each in known and known[each]._MATRIX}
     return found if found != there else set()
 
 

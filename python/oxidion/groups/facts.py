@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from oxidion._dist.comm import local
 
@@ -61,6 +62,17 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]
             if id(param) not in seen:
                 seen.add(id(param))
                 yield (f"{prefix}.{name}" if prefix else name), name, module, param
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP, ``DataParallel`` and ``torch.compile``, with its own names."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -122,18 +134,37 @@ def weight_shape(module: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape[:2]) if isinstance(weight, Tensor) and weight.ndim >= 2 else ()
 
 
+def _inputs(module: nn.Module) -> set[int]:
+    """The sizes of what a layer takes, as far as it tells."""
+    told = {getattr(module, key, None) for key in ("in_features", "in_channels")} | set(
+        weight_shape(module)[1:]
+    )
+    return {size for size in told if isinstance(size, int)}
+
+
+def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The linear layers with their names; frozen ones too, which tell what is taken from others."""
+    return [(path, m) for path, m in root.named_modules() if is_linear(m)]
+
+
 def _at_the_end(root: nn.Module) -> list[nn.Module]:
-    """The last linear layer, where it stands alone behind all others and no other takes as many features."""
-    layers = [(path, m) for path, m in root.named_modules() if is_linear(m) and _is_trained(m)]
-    if len(layers) < 2 or isinstance(root, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+    """The last trained one of several linear layers, where no layer takes as many features as it gives."""
+    layers = _layers(root)
+    trained = [(path, m) for path, m in layers if _is_trained(m)]
+    if len(layers) < 2 or not trained:
         return []
-    path, last = layers[-1]
-    taken = {shape[1] for _, m in layers if (shape := weight_shape(m))} | hidden_sizes(root)
+    path, last = trained[-1]
+    taken = hidden_sizes(root).union(*(_inputs(m) for _, m in layers))
     is_inner = not weight_shape(last) or weight_shape(last)[0] in taken
-    is_repeated = any(part.isdigit() for part in path.split("."))
-    top = path.split(".")[0]
-    is_inside = any(other.split(".")[0] == top for other, _ in layers[:-1])
-    return [] if is_inner or is_repeated or is_inside or INNER.search(path) else [last]
+    return [] if is_inner or INNER.search(path) or ATTENTION.fullmatch(path) else [last]
+
+
+def last_path(model: nn.Module) -> str:
+    """Name of the weight of the last linear layer; empty without one, or if it is frozen or an embedding."""
+    own = {id(param): path for path, _, _, param in parameters(model) if param.requires_grad}
+    layers = _layers(innermost(model))
+    weight = getattr(layers[-1][1], "weight", None) if layers else None
+    return "" if weight is None or id(weight) in tables(model) else own.get(id(weight), "")
 
 
 def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,26 +13,37 @@ from torch import Tensor, nn
 
 from oxidion._core import schema
 from oxidion._core.base import OxOptimizer
-from oxidion._core.constructor import nearest
+from oxidion._core.constructor import SCALAR, nearest
+from oxidion._core.group_checks import refuse_alien
+from oxidion.groups import algorithms, facts
 from oxidion.groups.kinds import Held, Kind, Model
 from oxidion.groups.summary import ParamGroups, show, table
+from oxidion.optim import Algorithm
+from oxidion.optim._model_options import ModelOptions, Overrides
 
 logger = logging.getLogger("oxidion.groups")
 
-Overrides = Mapping["str | type[nn.Module]", "str | Mapping[str, Any]"]
-"""Algorithms, or group keys, by name pattern or class of module."""
+ARGUMENTS = {*ModelOptions.__annotations__, "algorithm", "lr", "weight_decay", "strict"} - {"model"}
+"""Arguments of `param_groups` that are no group keys."""
 
 
 class Sorting:
     """Group keys of a kind, from the arguments of `param_groups`."""
 
     def __init__(
-        self, algorithm: str, own: dict[str, Any], rest: dict[str, Any], rates: dict[str, Any]
+        self,
+        algorithm: str,
+        own: dict[str, Any],
+        rest: dict[str, Any],
+        rates: dict[str, Any],
+        *,
+        divides_head: bool,
     ) -> None:
         """Keeps the settings of the matrices, of the rest, and the learning rates of parts of it."""
         self.algorithm, self.own, self.rest, self.rates = algorithm, own, rest, rates
+        self.divides_head = divides_head
 
-    def settings(self, kind: Kind, override: Mapping[str, Any] | None) -> dict[str, Any]:
+    def settings(self, kind: Kind, param: Tensor, override: Mapping[str, Any] | None) -> dict[str, Any]:
         """The group keys of a parameter."""
         override = dict(override or {})
         algorithm = override.get("algorithm")
@@ -39,50 +51,42 @@ class Sorting:
         if is_main:
             return {**self.own, **views(kind, self.algorithm), **override}
         if algorithm in (None, self.rest["algorithm"]):
-            return {**self.rest, **self.rates.get(kind.part, {}), **override}
+            return {**self.rest, **self._rate(kind, param), **override}
         # Settings of one algorithm say nothing to another.
-        source = self.own if OxOptimizer._registry[algorithm].MATRIX else self.rest
+        source = self.own if OxOptimizer._registry[algorithm]._MATRIX else self.rest
         shared = {key: source.get(key) for key in ("lr", "weight_decay")}
         return {**shared, **views(kind, algorithm), **override}
+
+    def _rate(self, kind: Kind, param: Tensor) -> dict[str, Any]:
+        """The learning rate of a part of the rest, where it has one of its own."""
+        if kind.part in self.rates:
+            return {"lr": self.rates[kind.part]}
+        lr = self.rest.get("lr")
+        if kind.part == "head" and self.divides_head and isinstance(lr, (int, float)):
+            # A sign moves every element, so what an output gains grows with the number of its inputs.
+            return {"lr": lr / math.sqrt(max(math.prod(param.shape[1:]), 1))}
+        return {}
 
 
 def views(kind: Kind, algorithm: str) -> dict[str, Any]:
     """The keys of a kind that an algorithm has."""
-    own = OxOptimizer._registry[algorithm].SCHEMA
+    if algorithm == algorithms.MATRIX:
+        return dict(kind.keys)
+    own = OxOptimizer._registry[algorithm]._SCHEMA
     return {key: value for key, value in kind.keys.items() if key in own}
 
 
-def _check_words(algorithm: str, scalar_algorithm: str, keys: Mapping[str, Any]) -> None:
-    """Refuses unknown algorithms and arguments, each with the nearest right one."""
-    registry = OxOptimizer._registry
-    for argument, word in (("algorithm", algorithm), ("scalar_algorithm", scalar_algorithm)):
-        if word not in registry:
-            raise ValueError(
-                f"{argument} must be one of {', '.join(sorted(registry))}, got {word!r}; "
-                f"the nearest is {nearest(str(word).lower(), registry)!r}"
-            )
+def _check_keys(keys: Iterable[str]) -> None:
+    """Refuses unknown arguments, each with the nearest right one."""
     known = schema.known_keys(OxOptimizer._schemas()) - schema.FOREIGN_KEYS
-    known |= {word for cls in registry.values() for word in getattr(cls, "WORDS", {})}
-    known |= {f"scalar_{key}" for key in known}
+    known |= {word for cls in OxOptimizer._registry.values() for word in cls._WORDS}
+    known |= {f"{SCALAR}{key}" for key in known}
     for key in keys:
         if key not in known:
             raise TypeError(
                 f"param_groups() got an unknown argument {key!r}; the nearest one is "
                 f"{nearest(key, known | ARGUMENTS)!r}"
             )
-
-
-ARGUMENTS = {
-    "scalar_algorithm",
-    "scalar_patterns",
-    "overrides",
-    "embedding_lr",
-    "head_lr",
-    "split_fused",
-    "example",
-    "strict",
-    "summary",
-}
 
 
 def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
@@ -95,29 +99,26 @@ def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
     for key, value in given.items():
         if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, nn.Module)):
             raise TypeError(f"a key of overrides must be a name pattern or a class of modules, got {key!r}")
-        keys = {"algorithm": value} if isinstance(value, str) else dict(value)
-        algorithm = keys.get("algorithm")
-        if algorithm is not None and algorithm not in OxOptimizer._registry:
-            raise ValueError(
-                f"overrides[{key!r}]: unknown algorithm {algorithm!r}; the nearest is "
-                f"{nearest(algorithm, OxOptimizer._registry)!r}"
-            )
+        keys: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"algorithm": value}
+        if keys.get("algorithm") is not None:
+            cls = algorithms.wanted(keys["algorithm"], f"overrides[{key!r}]")
+            keys = {**algorithms.preset(cls), **keys, "algorithm": cls._ALGORITHM}
         pairs.append((key, keys))
     return pairs
 
 
-def _matches(key: Any, held: Held) -> bool:
+def _matches(key: Any, name: str, held: Held) -> bool:
     if isinstance(key, str):
-        return fnmatch.fnmatchcase(held.path, key)
+        return fnmatch.fnmatchcase(name, key)
     return isinstance(held.module, key)
 
 
 def param_groups(
     model: nn.Module,
-    algorithm: str = "dion",
+    algorithm: Algorithm | None = None,
     lr: float | Tensor | None = None,
     *,
-    scalar_algorithm: str = "adamw",
+    scalar_algorithm: Algorithm | None = None,
     scalar_lr: float | Tensor | None = None,
     weight_decay: float | None = None,
     scalar_weight_decay: float = 0.0,
@@ -127,11 +128,14 @@ def param_groups(
     overrides: Overrides | None = None,
     split_fused: bool = True,
     example: Any = None,
+    prefix: str = "",
     strict: bool = False,
     summary: bool = True,
     **group_keys: Any,
 ) -> ParamGroups:
     """Groups for an optimizer of this package, with the names of the parameters.
+
+    A constructor that is given a model makes them by this function: ``oxidion.Muon(model, scalar_lr=1e-3)``.
 
     Each parameter is sorted by what it is, as its module tells. Weights of linear layers, experts
     (``[experts, out, in]`` or ``[experts, in, out]``), convolutions and recurrent layers go to
@@ -142,11 +146,14 @@ def param_groups(
     guesses at WARNING.
 
     Args:
-        model: the model, before or after ``fully_shard``; on ``meta`` too.
-        algorithm: for the matrices.
+        model: the model, before or after ``fully_shard``; on ``meta`` too. Of DDP and ``torch.compile`` it is
+            the model inside.
+        algorithm: for the matrices: a name in upper or lower case, or a class. None: that of the class which
+            takes the groups.
         lr: of the matrices; None leaves the optimizer's default.
-        scalar_algorithm: for the rest.
-        scalar_lr: of the rest; None means ``lr``.
+        scalar_algorithm: for the rest; None: "adamw" beside an algorithm for matrices, else the same one.
+        scalar_lr: of the rest; None means ``lr``, and ``lr / sqrt(inputs)`` for a layer of outputs that is
+            stepped by "lion" beside another algorithm.
         weight_decay: of the matrices; None leaves the optimizer's default.
         scalar_weight_decay: of the rest.
         scalar_patterns: regular expressions; parameters whose name matches one are not orthonormalized.
@@ -159,6 +166,8 @@ def param_groups(
             sizes are known.
         example: what the model is called with: a tensor, a tuple of arguments, or a dict of them. The linear
             layer that a forward pass calls last is then the layer of outputs.
+        prefix: what stands before the names of a part of a model, as in ``param_groups(model.encoder,
+            prefix="encoder")``, so that they are those of the model.
         strict: raise where a rule guessed.
         summary: print the summary.
         **group_keys: further keys of the matrix groups, and with ``scalar_`` before them of the rest
@@ -169,59 +178,76 @@ def param_groups(
         Attribute ``summary`` is the table, ``decisions`` the rule of each parameter.
 
     Raises:
-        ValueError: for a model without parameters that require gradients, an unknown algorithm, an override
-            that matches nothing, and with ``strict`` for parameters that no rule knows.
-        TypeError: for unknown arguments, a string where a list belongs, and parameters that FSDP1 flattened.
+        ValueError: for a model without parameters that require gradients, an unknown algorithm, keys that an
+            algorithm does not have, an override that matches nothing, and with ``strict`` for
+            parameters that no rule knows.
+        TypeError: for anything but a model, unknown arguments, a string where a list belongs, and parameters
+            that FSDP1 flattened.
     """
-    _check_words(algorithm, scalar_algorithm, group_keys)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "param_groups takes the model itself, as its modules tell what a parameter is: "
+            f"oxidion.param_groups(model, ...), got {type(model).__name__}"
+        )
+    _check_keys(group_keys)
     if isinstance(scalar_patterns, (str, bytes)):
         raise TypeError(
             f"scalar_patterns must be a list of regular expressions, got the string {scalar_patterns!r}"
         )
-    rest_keys = {key[7:]: value for key, value in group_keys.items() if key.startswith("scalar_")}
-    keys = {key: value for key, value in group_keys.items() if not key.startswith("scalar_")}
     rest_lr = lr if scalar_lr is None else scalar_lr
-    sorting = Sorting(
-        algorithm,
-        {"algorithm": algorithm, "lr": lr, "weight_decay": weight_decay, **keys},
-        {"algorithm": scalar_algorithm, "lr": rest_lr, "weight_decay": scalar_weight_decay, **rest_keys},
-        {
-            part: {"lr": rate}
-            for part, rate in (("embedding", embedding_lr), ("head", head_lr))
-            if rate is not None
-        },
+    sorting = _sorting(
+        None if algorithm is None else algorithms.wanted(algorithm, "algorithm"),
+        None if scalar_algorithm is None else algorithms.wanted(scalar_algorithm, "scalar_algorithm"),
+        {"lr": lr, "weight_decay": weight_decay, **_without(SCALAR, group_keys)},
+        {"lr": rest_lr, "weight_decay": scalar_weight_decay, **_behind(SCALAR, group_keys)},
+        {part: rate for part, rate in (("embedding", embedding_lr), ("head", head_lr)) if rate is not None},
+        is_rate_given=scalar_lr is not None,
     )
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
     wanted = _overrides(overrides)
     unused = {index for index, _ in enumerate(wanted)}
-    facts = Model(model, example, split_fused)
+    model = facts.unwrapped(model)
+    known = Model(model, example, split_fused)
+    before = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
     found: dict[tuple[bool, Any], dict[str, Any]] = {}
-    rows: list[tuple[str, str, str, int, bool]] = []
+    rows: list[dict[str, Any]] = []
     guesses: list[str] = []
     decisions: dict[str, str] = {}
-    for held in facts:
-        matching = [index for index, (key, _) in enumerate(wanted) if _matches(key, held)]
+    for held in known:
+        name = before + held.path
+        matching = [index for index, (key, _) in enumerate(wanted) if _matches(key, name, held)]
         unused -= set(matching)
         if not held.param.requires_grad:
-            logger.info("%s: frozen, left out", held.path)
-            decisions[held.path] = "frozen, left out"
+            logger.info("%s: frozen, left out", name)
+            decisions[name] = "frozen, left out"
             continue
-        kind, override = facts.kind(held), None
+        kind, override = known.kind(held), None
         if matching:
             override = wanted[matching[-1]][1]
             kind = Kind("named in overrides", kind.is_matrix, kind.keys, part=kind.part)
-        elif kind.part == "rest" and any(pattern.search(held.path) for pattern in patterns):
+        elif kind.part == "rest" and any(pattern.search(name) for pattern in patterns):
             kind = Kind("name pattern")
-        settings = {k: v for k, v in sorting.settings(kind, override).items() if v is not None}
+        made = sorting.settings(kind, held.param, override)
+        settings = {key: value for key, value in made.items() if value is not None}
         taker = settings["algorithm"]
-        for name in (algorithm, taker):
-            OxOptimizer._registry[name].check_shape_is_kept(held.path, held.param)
-        _add(found, held, settings, taker == scalar_algorithm != algorithm or not kind.is_matrix)
-        rows.append((kind.rule, taker, held.path, held.param.numel(), kind.is_known))
-        decisions[held.path] = f"{taker} ({kind.rule})"
-        logger.info("%s %s: %s (%s)", held.path, tuple(held.param.shape), taker, kind.rule)
+        for word in {sorting.algorithm, taker} & OxOptimizer._registry.keys():
+            OxOptimizer._registry[word]._check_shape_is_kept(name, held.param)
+        is_rest = taker == sorting.rest["algorithm"] != sorting.algorithm or not kind.is_matrix
+        _add(found, name, held.param, settings, is_rest)
+        rows.append(
+            {
+                "rule": kind.rule,
+                "algorithm": taker,
+                "lr": settings.get("lr"),
+                "name": name,
+                "elements": held.param.numel(),
+                "known": kind.is_known,
+            }
+        )
+        decisions[name] = f"{taker} ({kind.rule})"
+        logger.info("%s %s: %s (%s)", name, tuple(held.param.shape), taker, kind.rule)
         if not kind.is_known:
-            guesses.append(f"{held.path} {tuple(held.param.shape)}: {taker} ({kind.rule})")
+            guesses.append(f"{name} {tuple(held.param.shape)}: {taker} ({kind.rule})")
     if unused:
         raise ValueError(f"overrides match no parameter: {[wanted[index][0] for index in sorted(unused)]}")
     if not found:
@@ -229,18 +255,72 @@ def param_groups(
     _tell(guesses, strict)
     groups = ParamGroups(found[key] for key in sorted(found, key=lambda key: key[0]))
     groups.summary, groups.decisions = table(rows), decisions
+    groups.summary.note = _note(sorting, "" if known.heads else facts.last_path(model), before)
     if summary:
         show(groups.summary)
     return groups
 
 
+def _note(sorting: Sorting, last: str, before: str) -> str:
+    """The lines below the rows of a summary."""
+    notes = []
+    if sorting.algorithm == algorithms.MATRIX:
+        notes.append(
+            "matrix: the algorithm of the class that takes the groups; scalar: adamw beside a class for "
+            "matrices, else the same"
+        )
+    if last:
+        notes.append(
+            f"no layer of outputs was found, {before}{last} counts as a hidden one: to say which it is, pass "
+            "example=, or its name in overrides"
+        )
+    return "\n".join(notes)
+
+
+def _without(before: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if not key.startswith(before)}
+
+
+def _behind(before: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(before): value for key, value in keys.items() if key.startswith(before)}
+
+
+def _sorting(
+    cls: type[OxOptimizer] | None,
+    scalar: type[OxOptimizer] | None,
+    own: dict[str, Any],
+    rest: dict[str, Any],
+    rates: dict[str, Any],
+    *,
+    is_rate_given: bool,
+) -> Sorting:
+    """The settings by kind; keys that an algorithm does not have are refused where it is known."""
+    algorithm = algorithms.MATRIX if cls is None else cls._ALGORITHM
+    other = algorithms.SCALAR if cls is None else algorithms.beside(cls)
+    other = other if scalar is None else scalar._ALGORITHM
+    for name, given, before in ((algorithm, own, ""), (other, rest, SCALAR)):
+        if name in OxOptimizer._registry:
+            words, schemas = OxOptimizer._registry[name]._WORDS, OxOptimizer._schemas()
+            refuse_alien(given, name, schemas, words, "param_groups()", before)
+    made = []
+    for name, given, taker in ((algorithm, own, cls), (other, rest, scalar)):
+        told = {key: value for key, value in given.items() if value is not None}
+        made.append({"algorithm": name, **({} if taker is None else algorithms.preset(taker)), **told})
+    divides = other == "lion" != algorithm and not is_rate_given
+    return Sorting(algorithm, made[0], made[1], rates, divides_head=divides)
+
+
 def _add(
-    found: dict[tuple[bool, Any], dict[str, Any]], held: Held, settings: dict[str, Any], is_rest: bool
+    found: dict[tuple[bool, Any], dict[str, Any]],
+    name: str,
+    param: Tensor,
+    settings: dict[str, Any],
+    is_rest: bool,
 ) -> None:
     """Puts a parameter into the group of its settings."""
     same = tuple((k, id(v) if isinstance(v, Tensor) else repr(v)) for k, v in sorted(settings.items()))
     group = found.setdefault((is_rest, same), {"params": [], **settings})
-    group["params"].append((held.path, held.param))
+    group["params"].append((name, param))
 
 
 def _tell(guesses: list[str], strict: bool) -> None:

@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Any
 
+from torch import Tensor
+
 from oxidion._core.table import Table
 from oxidion._dist.comm import is_first_rank
 
@@ -14,8 +16,8 @@ class ParamGroups(list[dict[str, Any]]):
     """Groups for an optimizer, with the decisions that led to them; they print as the summary.
 
     Attributes:
-        summary: a table with a row for each rule: which algorithm takes what it found, how many parameters
-            and elements, some names.
+        summary: a table with a row for each rule: which algorithm takes what it found, at which learning rate
+            ("default": that of the optimizer), how many parameters and elements, some names.
         decisions: the algorithm and the rule of each parameter by name; "frozen, left out" for those
             without a gradient.
     """
@@ -41,29 +43,38 @@ def pattern(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 
 
-def table(rows: list[tuple[str, str, str, int, bool]]) -> Table:
-    """The rows of a summary from (rule, algorithm, name, elements, known) of each parameter."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for rule, algorithm, name, elements, known in rows:
+def table(decisions: list[dict[str, Any]]) -> Table:
+    """A row for each rule, algorithm and learning rate, from a dict for each parameter."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for made in decisions:
+        lr = rate(made["lr"])
         row = found.setdefault(
-            (rule, algorithm),
+            (made["rule"], made["algorithm"], lr),
             {
-                "rule": rule,
-                "algorithm": algorithm,
+                "rule": made["rule"],
+                "algorithm": made["algorithm"],
+                "lr": lr,
                 "parameters": 0,
                 "elements": 0,
-                "known": "yes" if known else "guess",
+                "known": "yes" if made["known"] else "guess",
                 "names": [],
             },
         )
         row["parameters"] += 1
-        row["elements"] += elements
-        if (short := pattern(name)) not in row["names"]:
+        row["elements"] += made["elements"]
+        if (short := pattern(made["name"])) not in row["names"]:
             row["names"].append(short)
     for row in found.values():
         names = row["names"]
         row["names"] = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Table(list(found.values()))
+
+
+def rate(lr: Any) -> Any:
+    """A learning rate as a cell: a number, or "tensor" for one that the host would have to wait for."""
+    if isinstance(lr, Tensor):
+        return float(lr) if lr.device.type == "cpu" and lr.numel() == 1 else "tensor"
+    return "default" if lr is None else lr
 
 
 _shown: set[str] = set()

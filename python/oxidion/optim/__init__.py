@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+from torch.optim import Optimizer
+
 from oxidion.optim.adafactor import Adafactor
 from oxidion.optim.adamw import AdamW
 from oxidion.optim.ademamix import AdEMAMix
@@ -22,6 +26,28 @@ from oxidion.optim.soap import SOAP
 from oxidion.optim.soap_muon import SOAPMuon
 
 Dion3 = NorDion2
+
+AlgorithmName: TypeAlias = Literal[
+    "adafactor",
+    "adamw",
+    "ademamix",
+    "apollo_adamw",
+    "came",
+    "dion",
+    "dion2",
+    "galore_adamw",
+    "lamb",
+    "lion",
+    "muon",
+    "nordion2",
+    "normuon",
+    "soap",
+    "soap_muon",
+]
+"""Names of algorithms, as groups keep them."""
+
+Algorithm: TypeAlias = AlgorithmName | type[Optimizer]
+"""An algorithm by its name or by its class."""
 
 __all__ = [
     "CAME",

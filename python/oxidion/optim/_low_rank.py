@@ -28,7 +28,7 @@ LOW_RANK_SCHEMA: dict[str, Field] = {
 class LowRankOptimizer(OxOptimizer):
     """Base of optimizers with moments of a projected gradient; what is not projected gets AdamW."""
 
-    TAKES_VECTORS = True
+    _TAKES_VECTORS = True
 
     @classmethod
     @override

@@ -69,7 +69,7 @@ class OrthonormalOptimizer(WeightNormOptimizer):
             and in the first step for a matrix of zeros, which has no norm to keep.
     """
 
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+    _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
         """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""
@@ -80,6 +80,6 @@ class OrthonormalOptimizer(WeightNormOptimizer):
         method, coefficients = gram_settings(
             arguments["use_gram_newton_schulz"], arguments["orth_method"], arguments["ns_coefficients"]
         )
-        values = defaults(arguments, self.SCHEMA)
+        values = defaults(arguments, self._SCHEMA)
         values |= {"orth_method": method, "ns_coefficients": coefficients}
         super().__init__(params, values, init_state=arguments["init_state"])

@@ -14,7 +14,7 @@ class WeightNormOptimizer(OxOptimizer):
 
     @classmethod
     @override
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
+    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
         if group.get("weight_norm") == "hyperball" and float(group.get("weight_decay", 0.0)) != 0:
             raise ValueError(
                 f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
@@ -23,12 +23,12 @@ class WeightNormOptimizer(OxOptimizer):
 
     @classmethod
     @override
-    def refuses_zeros(cls, group: dict[str, Any]) -> bool:
+    def _refuses_zeros(cls, group: dict[str, Any]) -> bool:
         return group.get("weight_norm") == "hyperball"
 
     @classmethod
     @override
-    def refuse_zeros(cls, name: str) -> None:
+    def _refuse_zeros(cls, name: str) -> None:
         raise ValueError(
             f"{name}: weight_norm='hyperball' keeps the norm of the weights, and these are all zero: "
             "initialize them with other numbers, or put them in a group with weight_norm='free'"

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class Adafactor(OxOptimizer):
@@ -55,11 +55,11 @@ class Adafactor(OxOptimizer):
             ``warmup_init`` without ``relative_step``.
     """
 
-    ALGORITHM = "adafactor"
-    MATRIX = False
-    COMMUNICATES = True
-    OPTIONAL_ROLES = frozenset({"momentum"})
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "adafactor"
+    _MATRIX = False
+    _COMMUNICATES = True
+    _OPTIONAL_ROLES = frozenset({"momentum"})
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "lr": validate.optional(validate.number(1e-3)),
         "eps": validate.numbers((1e-30, 1e-3)),
         "clip_threshold": validate.number(1.0, open_low=True),
@@ -72,7 +72,7 @@ class Adafactor(OxOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
         clip_threshold: float = 1.0,
@@ -96,14 +96,15 @@ class Adafactor(OxOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )
 
     @classmethod
     @override
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
+    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
         """Refuses what transformers refuses, and a step that is not relative without ``lr``."""
         # A rate of 0 moves nothing in any case: torch writes it for a step that makes the states.
         if group["relative_step"] and group["lr"] is not None and float(group["lr"]) != 0:

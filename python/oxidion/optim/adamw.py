@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from oxidion._core import validate
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 
@@ -57,9 +57,9 @@ class AdamW(WeightNormOptimizer):
             ``capturable``, and in the first step for a matrix of zeros, which has no norm to keep.
     """
 
-    ALGORITHM = "adamw"
-    MATRIX = False
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "adamw"
+    _MATRIX = False
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "betas": validate.betas((0.9, 0.999)),
         "eps": validate.number(1e-8),
         "amsgrad": validate.flag(False),
@@ -68,7 +68,7 @@ class AdamW(WeightNormOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -91,17 +91,18 @@ class AdamW(WeightNormOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         if foreach and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )
 
     @classmethod
     @override
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
-        super().check_together(group, where)
+    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
+        super()._check_settings(group, where)
         if group.get("weight_norm", "free") == "free":
             return
         for key in ("amsgrad", "capturable"):

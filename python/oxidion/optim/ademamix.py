@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class AdEMAMix(OxOptimizer):
@@ -46,9 +47,9 @@ class AdEMAMix(OxOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "ademamix"
-    MATRIX = False
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "ademamix"
+    _MATRIX = False
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "betas": validate.betas((0.9, 0.999, 0.9999)),
         "alpha": validate.number(5.0),
         "eps": validate.number(1e-8),
@@ -57,7 +58,7 @@ class AdEMAMix(OxOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
         alpha: float = 5.0,
@@ -78,7 +79,8 @@ class AdEMAMix(OxOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

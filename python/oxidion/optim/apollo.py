@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class APOLLOAdamW(LowRankOptimizer):
@@ -58,8 +59,8 @@ class APOLLOAdamW(LowRankOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "apollo_adamw"
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "apollo_adamw"
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
         "eps": validate.number(1e-6),
         "scale": validate.number(1.0),
@@ -70,7 +71,7 @@ class APOLLOAdamW(LowRankOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -97,7 +98,8 @@ class APOLLOAdamW(LowRankOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

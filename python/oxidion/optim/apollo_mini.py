@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core.schema import defaults
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim.apollo import APOLLOAdamW
 
 
@@ -28,7 +29,7 @@ class APOLLOMini(APOLLOAdamW):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -55,10 +56,11 @@ class APOLLOMini(APOLLOAdamW):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
             params,
-            **defaults(locals(), self.SCHEMA),
+            **defaults(locals(), self._SCHEMA),
             init_state=init_state,
             distributed_mesh=distributed_mesh,
         )

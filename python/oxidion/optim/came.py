@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class CAME(OxOptimizer):
@@ -48,10 +49,10 @@ class CAME(OxOptimizer):
         ValueError: where ``lr`` is not given.
     """
 
-    ALGORITHM = "came"
-    MATRIX = False
-    COMMUNICATES = True
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "came"
+    _MATRIX = False
+    _COMMUNICATES = True
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "eps": validate.numbers((1e-30, 1e-16)),
         "clip_threshold": validate.number(1.0, open_low=True),
         "betas": validate.betas((0.9, 0.999, 0.9999)),
@@ -59,7 +60,7 @@ class CAME(OxOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor | None = None,
         eps: tuple[float, float] = (1e-30, 1e-16),
         clip_threshold: float = 1.0,
@@ -79,7 +80,8 @@ class CAME(OxOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

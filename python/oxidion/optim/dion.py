@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.schema import defaults
 from oxidion._dist.comm import check_same, read_meshes
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
@@ -33,13 +34,9 @@ class Dion(WeightNormOptimizer):
     parameter NaN, no other.
 
     Args:
-        replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
-        outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.
-        inner_shard_mesh: 1-D mesh of tensor parallelism.
-        replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
+        lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
         rank_multiple_of: the rank is rounded up to a multiple of this.
-        lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         mu: momentum factor: this share of the captured part stays in the momentum.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
             In other groups the first shows the momentum factor: a scheduler that changes it sets that.
@@ -78,6 +75,10 @@ class Dion(WeightNormOptimizer):
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
+        replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
+        outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.
+        inner_shard_mesh: 1-D mesh of tensor parallelism.
+        replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
 
     Raises:
         ValueError: for ``weight_norm="hyperball"`` with decay, and in the first step for a matrix of zeros,
@@ -86,9 +87,9 @@ class Dion(WeightNormOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "dion"
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {}  # the core's, which are those of microsoft/dion
-    SCHEMA: ClassVar[dict[str, validate.Field]] = {
+    _ALGORITHM = "dion"
+    _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {}  # the core's, which are those of microsoft/dion
+    _SCHEMA: ClassVar[dict[str, validate.Field]] = {
         "rank_fraction": validate.number(1.0, high=1.0, open_low=True),
         "rank_multiple_of": validate.count(1),
         "mu": validate.number(0.95),
@@ -113,14 +114,10 @@ class Dion(WeightNormOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
-        replicate_mesh: Any = None,
-        outer_shard_mesh: Any = None,
-        inner_shard_mesh: Any = None,
-        replicate_mesh_grad_sync: bool = True,
+        params: Params,
+        lr: float | Tensor = 0.01,
         rank_fraction: float = 1.0,
         rank_multiple_of: int = 1,
-        lr: float | Tensor = 0.01,
         mu: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.01,
@@ -154,6 +151,11 @@ class Dion(WeightNormOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        replicate_mesh: Any = None,
+        outer_shard_mesh: Any = None,
+        inner_shard_mesh: Any = None,
+        replicate_mesh_grad_sync: bool = True,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
         if distributed_mesh is not None:
@@ -161,7 +163,7 @@ class Dion(WeightNormOptimizer):
             replicas = ("distributed_mesh", distributed_mesh, replicate_mesh is None or replicas[2])
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
-        values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}
+        values = defaults(locals(), self._SCHEMA) | {"oversample": rcqr_oversample}
         keys = ("momentum_dtype", "Q_dtype", "variance_dtype")
         values |= {k: validate.dtype_name(getattr(config, k), k) for k in keys}
         super().__init__(params, values, init_state=init_state)

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA
 
@@ -43,9 +44,9 @@ class Dion2(OrthonormalOptimizer):
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
-    ALGORITHM = "dion2"
-    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local"}
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "dion2"
+    _LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local"}
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "ef_decay": validate.number(0.95),
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
@@ -54,8 +55,7 @@ class Dion2(OrthonormalOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
-        distributed_mesh: Any = None,
+        params: Params,
         lr: float | Tensor = 0.01,
         fraction: float = 0.25,
         ef_decay: float = 0.95,
@@ -98,5 +98,7 @@ class Dion2(OrthonormalOptimizer):
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(params, locals())

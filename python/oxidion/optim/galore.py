@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class GaLoreAdamW(LowRankOptimizer):
@@ -61,8 +62,8 @@ class GaLoreAdamW(LowRankOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "galore_adamw"
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "galore_adamw"
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
         "scale": validate.number(0.25),
         "svd": validate.word("gram", "gram", "exact", "random"),
@@ -73,7 +74,7 @@ class GaLoreAdamW(LowRankOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -104,7 +105,8 @@ class GaLoreAdamW(LowRankOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

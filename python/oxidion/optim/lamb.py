@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 
 
 class Lamb(OxOptimizer):
@@ -45,11 +46,11 @@ class Lamb(OxOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "lamb"
-    DECAYS_APART = False
-    MATRIX = False
-    COMMUNICATES = True
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "lamb"
+    _DECAYS_APART = False
+    _MATRIX = False
+    _COMMUNICATES = True
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "betas": validate.betas((0.9, 0.999)),
         "eps": validate.number(1e-6),
         "debias": validate.word("moments", "moments", "step", "none"),
@@ -62,7 +63,7 @@ class Lamb(OxOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -87,7 +88,8 @@ class Lamb(OxOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(
-            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

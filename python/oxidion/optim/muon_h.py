@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
+from oxidion._core.constructor import LEFT_OUT
+from oxidion.optim._model_options import ModelOptions, Params
+from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim.muon import Muon
 
 
-def MuonH(
-    params: ParamsT,
-    lr: float | Tensor = 0.018,
-    mu: float = 0.95,
-    *,
-    nesterov: bool = True,
-    **settings: Any,
-) -> Muon:
+class MuonH(Muon):
     r"""MuonH: `Muon` on a sphere, whose weights keep their norm (arXiv:2606.16899).
 
     With R the Frobenius norm of a matrix at its first step and U the update of `Muon`:
@@ -35,15 +33,65 @@ def MuonH(
     no other.
 
     Args:
-        params: parameters, groups, or pairs of names and parameters.
         lr: the tangent of the largest angle of a step.
         mu: momentum factor.
         nesterov: look one step ahead.
-        settings: any other argument of `Muon`.
+
+    Arguments that are not named here are those of ``Muon``, ``OrthonormalOptimizer`` and ``OxOptimizer``.
 
     Raises:
         ValueError: for ``weight_decay`` other than 0, and in the first step for a matrix of zeros, which
             could never move; the error names it.
     """
-    settings = {"weight_decay": 0.0, "weight_norm": "hyperball", **settings}
-    return Muon(params, lr=lr, mu=mu, nesterov=nesterov, **settings)
+
+    _WORDS = Muon._WORDS
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 0.018,
+        mu: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        cautious_wd: bool = False,
+        epsilon: float = 1e-8,
+        nesterov: bool = True,
+        adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
+        | None = "spectral_norm",
+        flatten: bool = False,
+        use_gram_newton_schulz: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        *,
+        momentum: float = LEFT_OUT,
+        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None = LEFT_OUT,
+        eps: float = LEFT_OUT,
+        orth_dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto",
+        orth_method: Literal["auto", "standard", "gram", "svd"] = "auto",
+        orth_preset: Literal["exact", "fast"] = "exact",
+        ns_coefficients: Literal[
+            "polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"
+        ]
+        | Sequence[float]
+        | Sequence[Sequence[float]]
+        | None = None,
+        ns_steps: int | None = None,
+        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "hyperball",
+        weight_norm_floor: float = 0.35,
+        check_grad_sync: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        workspace_limit: float | None = None,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
+        state_bits: Literal[8, 32] = 32,
+        stochastic_rounding: bool = False,
+        init_state: bool = False,
+        distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
+    ) -> None:
+        OrthonormalOptimizer.__init__(self, params, locals())

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA
 
@@ -43,9 +44,9 @@ class NorDion2(OrthonormalOptimizer):
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
-    ALGORITHM = "nordion2"
-    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local", "norm_scope": "shard"}
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "nordion2"
+    _LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local", "norm_scope": "shard"}
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         **NEURON_SCHEMA,
         **SELECTION_SCHEMA,
@@ -55,8 +56,7 @@ class NorDion2(OrthonormalOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
-        distributed_mesh: Any = None,
+        params: Params,
         lr: float | Tensor = 0.01,
         fraction: float = 0.25,
         mu: float = 0.95,
@@ -100,5 +100,7 @@ class NorDion2(OrthonormalOptimizer):
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(params, locals())

@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS, WEIGHT_NORM_SCHEMA
 
@@ -43,21 +44,20 @@ class NorMuon(OrthonormalOptimizer):
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
-    ALGORITHM = "normuon"
-    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"norm_scope": "shard"}
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "normuon"
+    _LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"norm_scope": "shard"}
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         "nesterov": validate.flag(False),
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
         **WEIGHT_NORM_SCHEMA,
     }
-    WORDS = TORCH_WORDS
+    _WORDS = TORCH_WORDS
 
     def __init__(
         self,
-        params: ParamsT,
-        distributed_mesh: Any = None,
+        params: Params,
         lr: float | Tensor = 0.01,
         mu: float = 0.95,
         muon_beta2: float = 0.95,
@@ -102,5 +102,7 @@ class NorMuon(OrthonormalOptimizer):
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(params, locals())

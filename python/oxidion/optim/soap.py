@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from oxidion._core import validate
 from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field, Word
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 
@@ -121,9 +121,9 @@ class SOAP(WeightNormOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "soap"
-    TAKES_VECTORS = True
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _ALGORITHM = "soap"
+    _TAKES_VECTORS = True
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "betas": validate.betas((0.95, 0.95)),
         "eps": validate.number(1e-8),
         **BASIS_SCHEMA,
@@ -134,15 +134,15 @@ class SOAP(WeightNormOptimizer):
         "variant": validate.word("soap", "soap", "kl"),
         **WEIGHT_NORM_SCHEMA,
     }
-    WORDS: ClassVar[Mapping[str, Word]] = {
+    _WORDS: ClassVar[Mapping[str, Word]] = {
         "max_precond_dim": Word("max_precondition_dim", BASIS_SCHEMA["max_precondition_dim"]),
         "normalize_gradient": Word("normalize_grads", validate.flag(False)),
     }
 
     @classmethod
     @override
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
-        super().check_together(group, where)
+    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
+        super()._check_settings(group, where)
         if group.get("variant") == "kl" and group["sides"] != "both":
             raise ValueError(
                 f"sides must be 'both' with variant='kl', got {group['sides']!r} ({where}): each side is "
@@ -151,7 +151,7 @@ class SOAP(WeightNormOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 3e-3,
         betas: tuple[float, float] = (0.95, 0.95),
         eps: float = 1e-8,
@@ -186,8 +186,9 @@ class SOAP(WeightNormOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
-        values = defaults(locals(), self.SCHEMA)
+        values = defaults(locals(), self._SCHEMA)
         if shampoo_beta == -1:  # the authors' word for None
             values["shampoo_beta"] = None
         super().__init__(params, values, init_state=init_state, distributed_mesh=distributed_mesh)

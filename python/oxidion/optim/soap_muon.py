@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.validate import Field
+from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import ADJUST_LR, FAMILY_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim.soap import BASIS_SCHEMA
@@ -64,12 +65,12 @@ class SOAPMuon(OrthonormalOptimizer):
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
-    ALGORITHM = "soap_muon"
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
-        **OrthonormalOptimizer.STATE_NAMES,
+    _ALGORITHM = "soap_muon"
+    _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
+        **OrthonormalOptimizer._STATE_NAMES,
         "soap_muon": {"variance": "exp_avg_sq"},
     }
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         **FAMILY_SCHEMA,
         **WEIGHT_NORM_SCHEMA,
@@ -84,7 +85,7 @@ class SOAPMuon(OrthonormalOptimizer):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 0.02,
         mu: float = 0.95,
         beta2: float = 0.9,
@@ -132,6 +133,7 @@ class SOAPMuon(OrthonormalOptimizer):
         stochastic_rounding: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         arguments = dict(locals())
         if validate.is_pair(betas) and betas[1] != beta2:

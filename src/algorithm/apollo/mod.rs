@@ -208,6 +208,7 @@ impl Algorithm for Apollo {
             view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
+            products: None,
             flops: products,
             whole_flops: 0.0,
         }

@@ -318,6 +318,7 @@ impl Algorithm for Dion {
             view: self.view.phrase(p),
             lr_factor: self.adjust.factor(self.view.fans(first.rows, first.cols)),
             rank: blocks.iter().map(|b| self.rank(b.rows, b.cols)).max(),
+            products: Some(self.product(p.dtype, self.storage.momentum(p, self.momentum_dtype).dtype)),
             flops: total(&products),
             whole_flops: total(&whole),
         }

@@ -8,7 +8,7 @@ use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs, record};
 use crate::error::Result;
 use crate::kernels;
 use crate::kernels::{Chosen, Job, Sliced};
-use crate::linalg::orthogonality::orthogonality_error;
+use crate::linalg::orthogonality::{expected_orthogonality_error, orthogonality_error};
 use crate::program::BufferId;
 use crate::spec::{Hyper, Side};
 use crate::tensor::{FlatViewMut, MatrixViewMut};
@@ -136,6 +136,10 @@ impl Dion2 {
         for part in due.chunks_mut(at_once) {
             let mut memory = submatrix.flat.part(0, part.len() * len);
             kernels::take(side, 0.0, &mut apart(part, memory.reborrow(), shape))?;
+            for (at, (unit, ..)) in part.iter().enumerate() {
+                let one = memory.view().part(at * len, len);
+                record(probe, "expected", unit, || expected_orthogonality_error(&*one.tensor(&shape)?))?;
+            }
             let mut batch = memory.tensor(&[part.len(), shape[0], shape[1]])?;
             self.common.run(&mut batch, epsilon, &mut *scratch.all()?)?;
             drop(batch);
