@@ -64,7 +64,6 @@ def dion(rank_fraction: float, **arguments: Any) -> Recipe:
         0.02,
         scalar_lr=0.002,
         arguments=lambda s: {"rank_fraction": rank_fraction, "seed": s.seed, **arguments},
-        algorithm="dion",
     )
 
 
@@ -74,7 +73,6 @@ def soap(lr: float, **arguments: Any) -> Recipe:
         "SOAP",
         lr,
         arguments=lambda s: {"betas": (0.95, 0.95), "precondition_frequency": 10, **arguments},
-        algorithm="soap",
     )
 
 
@@ -85,7 +83,6 @@ def soap_muon(**arguments: Any) -> Recipe:
         0.02,
         scalar_lr=0.002,
         arguments=lambda s: {"precondition_frequency": 10, **arguments},
-        algorithm="soap_muon",
     )
 
 
@@ -100,13 +97,9 @@ FURTHER = {
     "soap_kl": soap(0.004, variant="kl", correct_bias=False),
     "soap_muon": soap_muon(),
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
-    "muon_without_momentum": Recipe(
-        "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}, algorithm="muon"
-    ),
-    "muon_nesterov": Recipe(
-        "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"nesterov": True}, algorithm="muon"
-    ),
-    "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, algorithm="muon", decays=False),
+    "muon_without_momentum": Recipe("Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}),
+    "muon_nesterov": Recipe("Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"nesterov": True}),
+    "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, decays=False),
     "dion_orthonormal": dion(0.25, right_factor="orthonormal"),
     "dion_full_rank": dion(1.0),
     "dion_half_rank": dion(0.5),
@@ -123,7 +116,6 @@ FURTHER = {
         0.002,
         scalar_lr=0.004,
         arguments=lambda s: {"lr": s.lr, "betas": (0.9, 0.95, 0.99)},
-        algorithm="came",
     ),
     "adafactor_momentum": Recipe(
         "Adafactor",
@@ -135,19 +127,15 @@ FURTHER = {
             "scale_parameter": False,
             "beta1": 0.9,
         },
-        algorithm="adafactor",
     ),
     "lamb": Recipe("Lamb", 0.01, scalar_lr=0.004),
     "apollo_adamw": Recipe("APOLLOAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
-    "muon_ema": Recipe("Muon", 0.02, scalar_lr=0.002, algorithm="muon", average=ema),
-    "adamw_ema": Recipe(
-        "AdamW", 0.004, arguments=lambda s: {"betas": (0.9, 0.95)}, algorithm="adamw", average=ema
-    ),
+    "muon_ema": Recipe("Muon", 0.02, scalar_lr=0.002, average=ema),
+    "adamw_ema": Recipe("AdamW", 0.004, arguments=lambda s: {"betas": (0.9, 0.95)}, average=ema),
     "adamw_schedule_free": Recipe(
         "AdamW",
         0.004,
         arguments=lambda s: {"betas": (0.0, 0.999)},
-        algorithm="adamw",
         average=lambda s: {"average": "schedule_free"},
     ),
     "galore_adamw": Recipe("GaLoreAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),

@@ -38,6 +38,11 @@ def planned_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
         parser.error("--checkpoint and --resume serve one run: give --optimizer NAME")
     if options.save_every and not options.checkpoint:
         parser.error("--save-every needs --checkpoint PATH")
+    if options.checkpoint is not None and options.checkpoint.is_dir():
+        parser.error(
+            f"--checkpoint must be a file here, got the folder {options.checkpoint}: name a file in it, as "
+            f"{options.checkpoint / 'run.pt'}"
+        )
     jobs = []
     for name, lr in rates:
         table_rate = RECIPES[name].scalar_lr
@@ -167,7 +172,9 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
         "--dtype", choices=tuple(DTYPES), default="float32", help="parameters (default: %(default)s)"
     )
     machine.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
-    machine.add_argument("--checkpoint", type=Path, metavar="PATH", help="write a checkpoint here at the end")
+    machine.add_argument(
+        "--checkpoint", type=Path, metavar="PATH", help="write a checkpoint to this file at the end"
+    )
     machine.add_argument("--save-every", type=_count, default=0, metavar="N", help="and every N steps")
     machine.add_argument(
         "--resume",

@@ -87,7 +87,6 @@ class Recipe:
         scalar_algorithm: algorithm of embedding, head and norms.
         scalar_lr: its learning rate; None takes ``lr``.
         arguments: further constructor arguments, from the settings.
-        algorithm: a note, for ``benchmarks/convergence.py``, of the class's algorithm; nothing reads it.
         decays: False if the block matrices keep their norm, so that they cannot decay.
         average: keys of all groups that name a mean of the weights; held-out losses are taken with it.
     """
@@ -97,7 +96,6 @@ class Recipe:
     scalar_algorithm: str = "adamw"
     scalar_lr: float | None = None
     arguments: Callable[[Settings], dict[str, Any]] = lambda settings: {}
-    algorithm: str | None = None
     decays: bool = True
     average: Callable[[Settings], dict[str, Any]] = lambda settings: {}
 

@@ -19,8 +19,8 @@ A checkpoint is a folder of its own, ``runs/fsdp2/step-00000060``, which has thi
 command can be started again and again: it goes on from the newest checkpoint in the folder of
 ``--checkpoint``, starts where there is none yet, and trains no further once the run is finished. A scheduler
 of jobs may do so, or torchrun itself, which under ``--max-restarts`` starts all processes anew when one of
-them is killed. The variable above has it give them a new store too: in that of before they would find the
-addresses of processes that are gone.
+them is killed. The variable above makes torchrun create a new store; the old one still has the addresses of
+the dead processes.
 
 Gradients are clipped by the norm of all of them together, which is the same number on every mesh.
 
@@ -401,6 +401,8 @@ def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         parser.error(f"--save-every must be at least 0, got {options.save_every}")
     if options.save_every and not options.checkpoint:
         parser.error("--save-every needs --checkpoint FOLDER")
+    if options.checkpoint is not None and options.checkpoint.is_file():
+        parser.error(f"--checkpoint must be a folder here, got the file {options.checkpoint}")
     refuse_auto_without_checkpoint(parser, options)
     if options.resume not in (None, AUTO) and not options.resume.is_dir():
         parser.error(f"--resume: no such folder: {options.resume}")

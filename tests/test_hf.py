@@ -138,6 +138,35 @@ def test_every_class_has_a_name_and_gets_the_settings_of_adam(name: str) -> None
         assert rest["betas"][:2] == (0.5, 0.6)
 
 
+def arguments(**more: Any) -> types.SimpleNamespace:
+    """Arguments of a training."""
+    adam = {"adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}
+    given = {"learning_rate": 1e-3, "weight_decay": 0.0, "optim_args": None, "optim_target_modules": None}
+    return types.SimpleNamespace(**{**given, **adam, **more})
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "adamw_torch", "ademamix", "adafactor", "muon", "soap"])
+@pytest.mark.parametrize("by_args", [True, False])
+def test_rates_of_parts_reach_every_name_that_is_a_class(name: str, by_args: bool) -> None:
+    args = arguments(optim_args="scalar_lr=3e-4" if by_args else None)
+    cls, kwargs = hf.from_name(name, args, **({} if by_args else {"scalar_lr": 3e-4}))
+    groups = cls()(Tiny(), summary=False, **kwargs).param_groups
+    assert {group["lr"] for group in groups} == {1e-3, 3e-4}
+
+
+def test_lion_beside_matrices_has_the_betas_of_the_training_and_no_epsilon() -> None:
+    cls, kwargs = hf.from_name("muon", arguments(optim_args="scalar_algorithm=lion"))
+    rest = cls()(Tiny(), summary=False, **kwargs).param_groups[-1]
+    assert (rest["algorithm"], rest["betas"]) == ("lion", (0.5, 0.6))
+
+
+def test_names_that_are_like_none_are_told_all() -> None:
+    with pytest.raises(ValueError, match=r"got 'm'; it has adafactor, .*soapmuon"):
+        hf.from_name("m", arguments())
+    with pytest.raises(ValueError, match="the nearest is 'muon'"):
+        hf.from_name("mun", arguments())
+
+
 def test_share_of_a_schedule_free_average_is_asked_for_by_the_word_of_the_trainer() -> None:
     given = {"learning_rate": 1e-3, "weight_decay": 0.0, "optim_args": None, "adam_epsilon": 1e-8}
     args = types.SimpleNamespace(**given, adam_beta1=0.0, adam_beta2=0.9)

@@ -29,6 +29,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "Adafactor": {"lr": 0.01, "relative_step": False, "scale_parameter": False},
     "CAME": {"lr": 0.01},
     "Dion": {"rank_fraction": 0.5},
+    "MuonH": {"weight_decay": 0.0},
     "GaLoreAdamW": {"rank": 2, "update_proj_gap": 7, "svd": "random"},
     "SOAP": {"precondition_frequency": 5},
     "SOAPMuon": {"precondition_frequency": 5},

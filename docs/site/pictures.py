@@ -62,8 +62,7 @@ def trained(steps: int, layers: int = 2, **settings: Any) -> tuple[Any, list[lis
     """An optimizer after some steps, with gradients for the next one, and its metrics at every tenth step."""
     model = gpt(layers)
     name = settings.pop("name", "Dion")
-    groups = oxidion.param_groups(model, algorithm=name.lower(), lr=0.01)
-    optimizer = getattr(oxidion, name)(groups, **settings)
+    optimizer = getattr(oxidion, name)(model, lr=0.01, **settings)
     measured = []
     for step, batch in zip(range(steps + 1), windows(), strict=False):
         optimizer.zero_grad()

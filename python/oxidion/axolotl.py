@@ -10,7 +10,6 @@ from torch import nn
 
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
-from oxidion.groups import param_groups
 from oxidion.hf import read_optim_args
 
 _base: Any = importlib.import_module("axolotl.integrations.base")
@@ -33,16 +32,16 @@ ADAM_BETAS = (0.9, 0.999)
 
 
 def _adam(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the groups of AdamW."""
+    """Keys of the groups of AdamW, as arguments beside a model."""
     keys: dict[str, Any] = {}
     betas = [cfg.get(key) for key in ("adam_beta1", "adam_beta2")]
     if betas != [None, None]:
         # The one that is left out is that of transformers' arguments, which axolotl fills in too.
-        keys["betas"] = tuple(
+        keys["scalar_betas"] = tuple(
             default if beta is None else float(beta) for beta, default in zip(betas, ADAM_BETAS, strict=True)
         )
     if cfg.get("adam_epsilon") is not None:
-        keys["eps"] = float(cfg["adam_epsilon"])
+        keys["scalar_eps"] = float(cfg["adam_epsilon"])
     return keys
 
 
@@ -79,13 +78,10 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     lr = float(cfg["learning_rate"])
     keys = _dion(cfg) if name == "Dion" else {}
     decay = cfg.get("weight_decay")
-    own = {"lr": lr, "weight_decay": 0.0 if decay is None else float(decay), **keys}
+    own = {"lr": lr, "weight_decay": 0.0 if decay is None else float(decay), "scalar_lr": lr, **keys}
     cls: Any = getattr(optim, name)
-    groups = param_groups(model, cls, scalar_lr=lr, **own)
-    for group in groups:
-        if group["algorithm"] == "adamw":
-            group.update(_adam(cfg))
-    made: OxOptimizer = cls(groups, state_bits=bits, **read_optim_args(cfg.get("optim_args")))
+    arguments = read_optim_args(cfg.get("optim_args"))
+    made: OxOptimizer = cls(model, **{"state_bits": bits, **own, **_adam(cfg), **arguments})
     return made
 
 

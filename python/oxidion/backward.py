@@ -666,7 +666,7 @@ def in_backward(
         model: module whose parameters are stepped, after ``fully_shard`` where that is used.
         factory: called once with names and parameters of all that require gradients; returns an optimizer of
             this package over them or over groups made of them. ``functools.partial(oxidion.AdamW, lr=1e-3)``,
-            or ``lambda _: oxidion.Muon(oxidion.param_groups(model, algorithm="muon"))``.
+            or ``lambda named: oxidion.Muon(named, model=model)``.
         per: "module", what a module itself has, or "parameter".
 
     Returns:

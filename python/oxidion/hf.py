@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
-from oxidion._core.constructor import nearest
+from oxidion._core.constructor import SCALAR, nearest
 from oxidion.backward import BackwardOptimizer, in_backward
 from oxidion.groups import algorithms, param_groups
 from oxidion.groups.sorter import is_option
@@ -371,15 +371,25 @@ _LACKS = {
 def _by_class(args: Any, options: Settings, *, optimizer: str) -> Made:
     """A class that is given the model; Adam's settings are those of AdamW beside it, or its own."""
     cls: type[OxOptimizer] = getattr(optim, optimizer)
-    betas, eps = (args.adam_beta1, args.adam_beta2), args.adam_epsilon
-    adam: Settings = {"scalar_betas": betas, "scalar_eps": eps} if cls._MATRIX else {}
-    own, projects = cls._SCHEMA, "rank" in cls._SCHEMA
-    if projects or not cls._MATRIX:
-        adam |= {"betas": (*betas, *own["betas"].default[2:])} if "betas" in own else {}
-        adam |= {"eps": eps} if "eps" in own and not isinstance(own["eps"].default, tuple) else {}
+    projects = "rank" in cls._SCHEMA
+    adam = _adam_keys(cls, args) if projects or not cls._MATRIX else {}
+    scalar = options.get("scalar_algorithm")
+    beside = algorithms.wanted(algorithms.beside(cls) if scalar is None else scalar, "scalar_algorithm")
+    if beside is not cls:
+        adam |= {f"{SCALAR}{key}": value for key, value in _adam_keys(beside, args).items()}
     usual = inspect.signature(cls).parameters
     rank = {"rank": 128} if projects and usual["rank"].default is None else {}
     return OptimizerFactory, {"optimizer": optimizer, **_common(args), **rank, **adam, **options}
+
+
+def _adam_keys(cls: type[OxOptimizer], args: Any) -> Settings:
+    """The betas and epsilon of Adam, as far as a class reads such keys."""
+    own, keys = cls._SCHEMA, {}
+    if "betas" in own:
+        keys["betas"] = (args.adam_beta1, args.adam_beta2, *own["betas"].default[2:])
+    if "eps" in own and not isinstance(own["eps"].default, tuple):
+        keys["eps"] = args.adam_epsilon
+    return keys
 
 
 def _makers() -> dict[str, Maker]:
@@ -412,17 +422,20 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
         A class or a factory, and its keyword arguments.
 
     Raises:
-        ValueError: for names and settings that this package has nothing for, with the way out.
+        ValueError: for names and settings that this package has no counterpart for, with what to use instead.
     """
     word = str(getattr(name, "value", name))
     makers = _makers()
     if word not in makers:
         for pattern, text in _LACKS.items():
             if re.fullmatch(pattern, word):
-                lacks, _, way_out = text.partition("; ")
-                raise ValueError(f"optim={word!r}: oxidion has not {lacks}. Take {way_out}")
-        raise ValueError(
-            f"optim must be a name that oxidion has, got {word!r}; the nearest is {nearest(word, makers)!r}"
-        )
-    cls, settings = makers[word](args, read_optim_args(args.optim_args))
+                lacks, _, instead = text.partition("; ")
+                raise ValueError(f"optim={word!r}: oxidion does not have {lacks}. Use {instead}")
+        near = nearest(word, makers)
+        advice = f"it has {', '.join(sorted(makers))}" if near is None else f"the nearest is {near!r}"
+        raise ValueError(f"optim must be a name that oxidion has, got {word!r}; {advice}")
+    options = read_optim_args(args.optim_args) | {key: more[key] for key in more if is_option(key)}
+    cls, settings = makers[word](args, options)
+    if issubclass(cls, OxOptimizer) and any(map(is_option, settings)):
+        cls, settings = OptimizerFactory, {"optimizer": cls, **settings}
     return cls, {**settings, **more}

@@ -47,6 +47,10 @@ for cls in (oxidion.Muon, oxidion.Dion):
     _, by_mesh = stepped(lambda model, outer: cls(model, distributed_mesh=outer.process_group, **options))
     assert torch.equal(by_model, by_mesh)
     assert not said, said
+    compiled, by_compiled = stepped(lambda model, outer: cls(torch.compile(outer), **options))
+    assert compiled.plan().transfers
+    assert torch.equal(by_model, by_compiled)
+    assert not said, said
     alone, repeated = stepped(lambda model, outer: cls(model, **options))
     assert not alone.plan().transfers
     torch.testing.assert_close(by_model, repeated, rtol=1e-12, atol=1e-13)

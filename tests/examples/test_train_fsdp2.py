@@ -372,6 +372,7 @@ BAD_ARGUMENTS = [
         r"averaged gradients is not known before: leave --clip-norm out, or give 0",
     ),
     ("1", "--clip-norm -1", r"--clip-norm: must be a finite number >= 0, got '-1'"),
+    ("1", f"--checkpoint {__file__}", r"--checkpoint must be a folder here, got the file"),
     ("1", "--steps 0", r"--steps must be at least 1, got 0"),
     ("1", "--stop-at -1", r"--stop-at must be at least 1, got -1"),
     ("1", "--keep 0", r"--keep must be at least 1, got 0"),

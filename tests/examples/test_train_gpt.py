@@ -246,6 +246,10 @@ BAD_ARGUMENTS = [
     (["--sweep", "dion=0.1,x"], r"--sweep: must be a finite number > 0, got 'x'"),
     (["--sweep", "dion=0.1", "--lr", "0.1"], r"--sweep names the learning rates itself"),
     (["--lr", "-1"], r"--lr: must be a finite number > 0, got '-1'"),
+    (
+        ["--optimizer", "dion", "--checkpoint", "."],
+        r"--checkpoint must be a file here, got the folder \.",
+    ),
     (["--lr", "inf"], r"--lr: must be a finite number > 0, got 'inf'"),
     (
         ["--lr", "lion=0.1"],

@@ -220,6 +220,13 @@ def test_axolotl_keys_of_dion_arrive_and_absent_ones_are_the_class_s(plugin: Any
     assert ignored.param_groups[0]["lr"] == 0.02
 
 
+def test_axolotl_optim_args_are_those_of_a_class_beside_a_model(plugin: Any) -> None:
+    for given in ("scalar_lr=1e-4, head_lr=1e-5, nesterov=True", {"scalar_lr": 1e-4, "nesterov": True}):
+        made = plugin.make(tiny(), {**AXOLOTL, "optimizer": "muon", "optim_args": given})
+        matrices, rest = made.param_groups[0], made.param_groups[1]
+        assert (matrices["lr"], matrices["nesterov"], rest["lr"]) == (0.02, True, 1e-4)
+
+
 def test_axolotl_words_that_are_not_the_plugins_are_left_to_axolotl(plugin: Any) -> None:
     for optimizer in ("adamw_torch", None, "sinkgd"):
         trainer = trainer_of(tiny())

@@ -280,7 +280,7 @@ def test_algorithms_of_groups_and_overrides_have_any_case() -> None:
         optimizer.step()
 
 
-# ------------------------------------------------------------------ layers of outputs, rates
+# ------------------------------------------------------------------ output layers, rates
 
 
 class Perceptron(nn.Module):
@@ -314,7 +314,7 @@ def test_layer_of_outputs_of_a_plain_stack(model: nn.Module, head: str | None) -
     found = [name for name, said in groups.decisions.items() if "output layer" in said]
     last = [name for name in groups.decisions if name.endswith("weight")][-1]
     assert found == ([head] if head else [])
-    assert ("no layer of outputs was found" in groups.summary.note) == (head is None)
+    assert ("no output layer was found" in groups.summary.note) == (head is None)
     if head is None:
         assert last in str(groups.summary).splitlines()[-1]
 
@@ -406,7 +406,7 @@ def test_keys_that_an_algorithm_does_not_read_are_refused() -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     for algorithm, key, value in found:
         cls: Any = OxOptimizer._registry[algorithm]
-        said = rf"{key}=.* says nothing to '{algorithm}'"
+        said = rf"{key}=.* is not read by '{algorithm}'"
         for made in (cls, oxidion.AdamW, oxidion.Muon):
             with pytest.raises(ValueError, match=said):
                 made([{"params": [weight], "algorithm": algorithm, key: value}], **needed(made))

@@ -63,11 +63,11 @@ class OxOptimizer(Stepper, Optimizer):
         init_state: make the states of all parameters at once, also of groups that are added later, instead of
             at the first step: ``state_dict()`` is then complete before it.
         distributed_mesh: mesh or process group whose ranks hold copies and have equal gradients; with DDP its
-            ``process_group``. Work on whole matrices is split over it. DTensors and a model in DDP tell: it
-            may be left out.
+            ``process_group``. Work on whole matrices is split over it. It may be left out with DTensors, and
+            with a model in DDP: it is read from them.
         model_options: with a model, the arguments of `param_groups` by keyword, as ``scalar_lr``,
-            ``head_lr``, ``overrides`` and ``summary``, and group keys; ``model=`` where a framework hands
-            over parameters or groups, whose keys win: only these are stepped.
+            ``head_lr``, ``overrides`` and ``summary``, and group keys. Pass ``model=`` where a framework
+            supplies parameters or groups: only those are stepped, and keys of the groups override.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -145,10 +145,11 @@ class OxOptimizer(Stepper, Optimizer):
             super().__init__(params, defaults)
         finally:
             self._given_so_far = self._names_so_far = None
-        group_checks.tell_of_others(type(self).__name__, self._ALGORITHM, self.param_groups)
+        name = type(self).__name__
+        group_checks.tell_of_others(name, self._ALGORITHM, self.param_groups, self._SCHEMA)
         takers = {self._registry[group["algorithm"]] for group in self.param_groups}
         if any(taker._MATRIX for taker in takers) and not self._read_groups():
-            group_checks.tell_of_repeated_work(type(self).__name__)
+            group_checks.tell_of_repeated_work(name)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
         if init_state:
             self._init_states = True
@@ -170,10 +171,11 @@ class OxOptimizer(Stepper, Optimizer):
             ValueError: for unknown keys, values out of range, or parameters that the algorithm does not take.
             TypeError: for parameters that are not real floating-point tensors.
         """
-        number = len(self.param_groups) if hasattr(self, "param_groups") else 0
+        number, is_bare = len(self.param_groups) if hasattr(self, "param_groups") else 0, True
         if isinstance(param_group, dict):
             schemas = self._schemas()
-            self._sorter.name_algorithm(type(self), param_group)
+            is_bare = "algorithm" not in param_group
+            self._sorter.name_algorithm(type(self), param_group, self.defaults["lr"])
             self._refuse_differentiable(param_group)
             schema.translate(param_group, self._words(param_group), f"group {number}")
             own = self._registry.get(param_group.get("algorithm", self._ALGORITHM), type(self))
@@ -193,7 +195,7 @@ class OxOptimizer(Stepper, Optimizer):
             self._check(param_group, number)
             averages.check_new(param_group, f"group {number}")
             self._check_together(param_group, f"group {number}")
-            self._check_params(param_group, number)
+            self._check_params(param_group, number, is_bare=is_bare)
             self._given |= {tuple(param.shape) for param in param_group["params"]}
             if self._given_so_far is None:
                 schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
@@ -282,7 +284,7 @@ class OxOptimizer(Stepper, Optimizer):
             ValueError: for settings that do not go together.
         """
 
-    def _check_params(self, group: dict[str, Any], number: int) -> None:
+    def _check_params(self, group: dict[str, Any], number: int, *, is_bare: bool) -> None:
         cls = self._registry[group["algorithm"]]
         matrix = cls._MATRIX and not cls._TAKES_VECTORS
         for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
@@ -294,10 +296,11 @@ class OxOptimizer(Stepper, Optimizer):
                 )
             cls._check_shape_is_kept(name, param)
             if matrix and group["strict"] and param.ndim < 2:
-                rest, shape = self._sorter.beside(cls), tuple(param.shape)
-                raise group_checks.no_matrix(name, cls.__name__, type(self).__name__, shape, rest)
+                rest, own = self._sorter.beside(cls), type(self).__name__
+                taker = own if cls._ALGORITHM == self._ALGORITHM else cls.__name__
+                raise group_checks.no_matrix(name, taker, own, tuple(param.shape), rest, is_bare=is_bare)
             cls._advise(name, tuple(param.shape), group)
-        if matrix and not group["strict"] and "param_names" not in group:
+        if matrix and is_bare and not group["strict"]:
             group_checks.warn_of_tables(type(self).__name__, group, number)
 
     @classmethod
@@ -395,7 +398,7 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def _settle_algorithm(self, group: dict[str, Any], number: int) -> None:
         if group.get("algorithm") not in self._registry:
-            self._sorter.name_algorithm(type(self), group)
+            self._sorter.name_algorithm(type(self), group, self.defaults["lr"])
             field = {"algorithm": schema.COMMON["algorithm"]}
             validate.check_group(group, field, set(group), f"group {number}")
 
@@ -715,10 +718,10 @@ class OxOptimizer(Stepper, Optimizer):
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS; orthogonality error where the algorithm has it, with what missing
-        directions make of it as ``expected``; captured energy and error-feedback norm where all of the matrix
-        is stored on this rank. ``.stages`` holds milliseconds
-        by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
+        Columns: update and parameter RMS; orthogonality error where the algorithm has it, and the error that
+        is ``expected`` for the dtype and the rank of the momentum; captured energy and error-feedback norm
+        where all of the matrix is stored on this rank. ``.stages`` holds milliseconds by compute
+        instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
         """
         from oxidion._core.verify import metrics
 
@@ -729,8 +732,8 @@ class OxOptimizer(Stepper, Optimizer):
 
         ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
         parameter's dtype; None without a gradient, and where a step depends on the layout. ``expected`` is
-        the size that rounding explains: what changes of the operands by the roundoff of the products' type
-        make of the reference, and the rounding of the result. Nothing changes.
+        the size that rounding explains: the change of the reference when the operands of its products change
+        by one rounding of their dtype, and the rounding of the result. Nothing changes.
         """
         from oxidion._core.verify import verify
 

@@ -29,7 +29,7 @@ OPTIONS = "model_options"
 """Name of the arguments of a constructor that say how the parameters of a model are sorted."""
 
 SCALAR = "scalar_"
-"""Beginning of the names of arguments for what is no matrix."""
+"""Prefix of the arguments for parameters that are no matrices."""
 
 Rename = Callable[[dict[str, Any]], None]
 """Function that gives arguments, by name and in place, the names that the constructor reads."""
@@ -41,14 +41,16 @@ class Sorter(Protocol):
     options: frozenset[str]
     """Arguments that say how a model is sorted, beside those that begin with `SCALAR`."""
 
-    def prepare(self, cls: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    def prepare(
+        self, cls: Any, given: dict[str, Any], options: dict[str, Any], usual: dict[str, Any]
+    ) -> dict[str, Any]:
         """The arguments of a constructor with groups in the place of a model."""
 
-    def name_algorithm(self, cls: Any, group: dict[str, Any]) -> None:
+    def name_algorithm(self, cls: Any, group: dict[str, Any], lr: Any) -> None:
         """Replaces what a group has as its algorithm by the algorithm's name, in place."""
 
     def beside(self, cls: Any) -> str:
-        """The algorithm for what is no matrix, beside that of a class."""
+        """The algorithm for parameters that are no matrices, for the class of those that are."""
 
 
 _SYNONYMS = {
@@ -64,6 +66,13 @@ _SYNONYMS = {
     "inner_shard_mesh": ("distributed_mesh",),
     "backend_steps": ("ns_steps",),
     "use_muon": ("algorithm",),
+    "adamw_lr": ("scalar_lr",),
+    "adam_lr": ("scalar_lr",),
+    "adamw_betas": ("scalar_betas",),
+    "adamw_eps": ("scalar_eps",),
+    "adamw_wd": ("scalar_weight_decay",),
+    "muon_lr": ("lr",),
+    "fused": ("foreach",),
     "mu": ("ef_decay", "beta1", "betas"),
     "ef_decay": ("mu", "beta1", "betas"),
 }
@@ -268,6 +277,8 @@ def _prepared(
 ) -> Callable[..., None]:
     """A constructor that takes a model in the place of parameters."""
     own = frozenset(names)
+    parameters = inspect.signature(init).parameters
+    usual = {name: parameters[name].default for name in names if name != "params"}
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -275,7 +286,7 @@ def _prepared(
         placed = names[: len(args)]
         twice = {key: kwargs.pop(key) for key in placed if key in kwargs}  # Python refuses these
         by_place = dict(zip(names, args, strict=False))
-        given = sorter().prepare(type(self), {**by_place, **kwargs}, options)
+        given = sorter().prepare(type(self), {**by_place, **kwargs}, options, usual)
         args = (*(given.pop(name) for name in placed), *args[len(names) :])
         init(self, *args, **given, **twice)
 

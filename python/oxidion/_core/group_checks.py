@@ -5,22 +5,23 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from oxidion._core import constructor, schema, validate
 from oxidion._dist import comm
 
 LONG = 8
-"""Ratio of the sides of a matrix that looks like an embedding or a layer of outputs."""
+"""Ratio of the sides of a matrix that looks like an embedding or an output layer."""
 
 
 def name(
     group: dict[str, Any], number: int, others: Sequence[Mapping[str, Any]], names: Collection[str] | None
 ) -> None:
-    """Gives bare parameters names where those of the other groups have some; in place.
+    """Gives bare parameters names if the parameters of other groups have names; in place.
 
     Args:
         group: a new group.
@@ -29,12 +30,20 @@ def name(
         names: of their parameters; None: they are gathered here.
 
     Raises:
-        ValueError: for names without which the other groups are, and for one that another parameter has.
+        ValueError: for names where the other groups have none, and for a name that another parameter has.
+        TypeError: for a module in the place of its parameters.
     """
     held = group.get("params")
-    if isinstance(held, Tensor):
+    if isinstance(held, nn.ParameterDict):
+        held = list(held.items())
+    elif isinstance(held, nn.Module) and not isinstance(held, nn.ParameterList):
+        raise TypeError(
+            f"group {number}: params must be parameters, got the module {type(held).__name__}: add the groups"
+            " of param_groups(module, prefix='its name in the model') one by one"
+        )
+    elif isinstance(held, Tensor):
         held = [held]
-    elif isinstance(held, Iterator):
+    elif isinstance(held, Iterable) and not isinstance(held, (Mapping, AbstractSet, str)):
         held = list(held)
     if not isinstance(held, (list, tuple)):
         return  # torch says what it must be
@@ -62,6 +71,17 @@ def name(
         )
 
 
+def read_keys(own: Mapping[str, validate.Field], words: Iterable[str]) -> set[str]:
+    """The group keys that an algorithm reads.
+
+    Args:
+        own: the group keys of the algorithm.
+        words: other words for keys of it.
+    """
+    spelled = {other for key, other in schema.SPELLINGS.items() if key in own}
+    return {*schema.FOREIGN_KEYS, *schema.COMMON, *own, *words} | spelled
+
+
 def refuse_alien(
     group: Mapping[str, Any],
     algorithm: str,
@@ -72,7 +92,7 @@ def refuse_alien(
 ) -> None:
     """Refuses keys that other algorithms have and this one does not read.
 
-    None and defaults say nothing. Groups that an optimizer has completed have keys of its class.
+    None and default values are ignored. Groups that an optimizer has completed have the keys of its class.
 
     Args:
         group: keys and values.
@@ -80,7 +100,7 @@ def refuse_alien(
         schemas: the group keys of every algorithm.
         words: other words for keys of this one.
         where: what an error calls the group.
-        before: what stood before each key where the user wrote it.
+        before: prefix of the keys in the user's call.
 
     Raises:
         ValueError: that names the nearest key which is read.
@@ -88,19 +108,33 @@ def refuse_alien(
     if "seed_by" in group:
         return
     own = schemas[algorithm]
-    read = {*schema.FOREIGN_KEYS, *schema.COMMON, *own, *words}
-    read |= {other for key, other in schema.SPELLINGS.items() if key in own}
+    read = read_keys(own, words)
     for key, value in group.items():
         usual = [fields[key].default for fields in schemas.values() if key in fields]
-        if key in read or not usual or any(validate.is_same(value, other) for other in (None, *usual)):
+        if key in read or not usual or any(_is_equal(value, other) for other in (None, *usual)):
             continue
-        near = constructor.nearest(key, own)
-        advice = f"the nearest key that it has is {near!r}" if near else f"it has {', '.join(own)}"
-        given = f"{before}{key}={validate.shown(value)}"
-        raise ValueError(f"{given} says nothing to {algorithm!r} ({where}); {advice}")
+        raise unread(key, value, algorithm, own, where, before)
 
 
-def no_matrix(name: str, taker: str, cls: str, shape: tuple[int, ...], rest: str) -> ValueError:
+def unread(
+    key: str, value: object, algorithm: str, own: Iterable[str], where: str, before: str = ""
+) -> ValueError:
+    """The error for a key that an algorithm does not read; see `refuse_alien`."""
+    near = constructor.nearest(key, own)
+    advice = f"the nearest key that it has is {before + near!r}" if near else f"it has {', '.join(own)}"
+    given = f"{before}{key}={validate.shown(value)}"
+    return ValueError(f"{given} is not read by {algorithm!r} ({where}); {advice}")
+
+
+def _is_equal(value: object, other: object) -> bool:
+    """True for the same value, be it an integer or a float."""
+    numbers = (validate.is_number(value), validate.is_number(other))
+    return value == other if all(numbers) else validate.is_same(value, other)
+
+
+def no_matrix(
+    name: str, taker: str, cls: str, shape: tuple[int, ...], rest: str, *, is_bare: bool
+) -> ValueError:
     """The error for a parameter of fewer than two dimensions in a group of matrices.
 
     Args:
@@ -109,30 +143,43 @@ def no_matrix(name: str, taker: str, cls: str, shape: tuple[int, ...], rest: str
         cls: the class of the optimizer.
         shape: of the parameter.
         rest: an algorithm that takes it.
+        is_bare: True for a group that names no algorithm.
     """
+    found = f"{name}: {taker} takes weight matrices, got shape {shape}."
+    if not is_bare:
+        return ValueError(
+            f"{found} Name an algorithm that takes vectors, as {rest!r}, or leave them to it by strict=False"
+        )
     return ValueError(
-        f"{name}: {taker} takes weight matrices, got shape {shape}. Pass the model, whose modules tell what "
-        f"is one: oxidion.{cls}(model, lr=...); where a framework hands over parameters, "
-        f"oxidion.{cls}(params, model=model). Or put it in a group of its own: "
-        f"dict(params=..., algorithm={rest!r})"
+        f"{found} Pass the model, whose modules say which parameters are matrices: oxidion.{cls}(model, "
+        f"lr=...); where a framework hands over parameters, oxidion.{cls}(params, model=model). Or put it in "
+        f"a group of its own: dict(params=..., algorithm={rest!r})"
     )
 
 
 def warn_of_tables(cls: str, group: Mapping[str, Any], number: int) -> None:
-    """Warns of bare matrices that look like an embedding or a layer of outputs: first or last, and long."""
-    matrices = [(place, param) for place, param in enumerate(group["params"]) if param.ndim >= 2]
-    for place, param in dict(matrices[:1] + matrices[-1:]).items():
+    """Warns of bare matrices that look like an embedding or an output layer: first or last, and long."""
+    named = zip(validate.names_of(group, number), group["params"], strict=True)
+    matrices = [(name, param) for name, param in named if param.ndim >= 2]
+    for name, param in dict(matrices[:1] + matrices[-1:]).items():
         short, long = sorted(param.shape[-2:])
         if short and long >= LONG * short:
             _warn(
-                f"parameter {place} of group {number}, of shape {tuple(param.shape)}, looks like an embedding"
-                f" or a layer of outputs, and {group['algorithm']!r} orthonormalizes it. Pass the model, "
-                f"whose modules tell: oxidion.{cls}(model), or oxidion.{cls}(params, model=model)",
+                f"{name}, of shape {tuple(param.shape)}, looks like an embedding or an output layer, and "
+                f"{group['algorithm']!r} orthonormalizes it. Pass the model, whose modules say which "
+                f"parameters are matrices: oxidion.{cls}(model), or oxidion.{cls}(params, model=model)",
             )
 
 
-def tell_of_others(cls: str, algorithm: str, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Says where no group has the algorithm of the class."""
+def tell_of_others(
+    cls: str, algorithm: str, groups: Sequence[Mapping[str, Any]], own: Mapping[str, validate.Field]
+) -> None:
+    """Logs a warning if no group has the algorithm of the class, or the rank without which it is another."""
+    if "rank" in own and groups and not any(group.get("rank") for group in groups):
+        logging.getLogger("oxidion").warning(
+            "no group of this %s has a rank, so no gradient is projected: pass rank=, or give it to a group",
+            cls,
+        )
     found = {group["algorithm"] for group in groups}
     if found and algorithm not in found:
         logging.getLogger("oxidion").warning(
@@ -153,7 +200,7 @@ def _warn(text: str) -> None:
 
 
 def tell_of_repeated_work(cls: str) -> None:
-    """Says where all ranks do all work on all matrices, as nothing tells that they could share it."""
+    """Logs that all ranks do all work on all matrices, if no mesh and no DTensor lets them share it."""
     ranks = comm.world_size()
     if ranks > 1:
         logging.getLogger("oxidion").info(

@@ -246,7 +246,7 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
 
 
 def is_same(value: object, other: object) -> bool:
-    """True for equal values; False for those that compare to no truth value, as tensors."""
+    """True for equal values of one type; False for values, as tensors, whose comparison is no single bool."""
     try:
         return value is other or bool(value == other and type(value) is type(other))
     except (RuntimeError, TypeError, ValueError):

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from oxidion import optim
-from oxidion._core import schema
+from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import nearest
 
 MATRIX, SCALAR = "matrix", "scalar"
-"""Algorithms of groups that were made without naming one: the class's, and the one for the rest."""
+"""Words for the algorithms of groups that were made without naming one: the class's, and that of the rest."""
 
-VIEWS = {"flatten", "num_heads", "split_sizes", "split_dim", "fan_in_fan_out"}
-"""Group keys that say how a parameter is read as matrices, which other algorithms do not read."""
+
+class Deferred(str):
+    """The algorithm of a group that depends on the class which takes the group."""
+
+    shown: Mapping[str, Any]
+    """The keys of the group until then. What differs from them was written by the user, and stays."""
+    settle: Callable[[type[OxOptimizer], Any], dict[str, Any]]
+    """Gives the keys for a class and its learning rate."""
+
+    @classmethod
+    def of(
+        cls, word: str, shown: Mapping[str, Any], settle: Callable[[type[OxOptimizer], Any], dict[str, Any]]
+    ) -> Deferred:
+        """A word that stands for an algorithm, and how it is found."""
+        made = cls(word)
+        made.shown, made.settle = shown, settle
+        return made
+
+    def settled(self, group: Mapping[str, Any], cls: type[OxOptimizer], lr: Any) -> dict[str, Any]:
+        """The group as it is for a class with a learning rate."""
+        own = {key: value for key, value in group.items() if key != "algorithm"}
+        written = {
+            key: value
+            for key, value in own.items()
+            if key not in self.shown or not validate.is_same(value, self.shown[key])
+        }
+        made = self.settle(cls, lr)
+        return {key: made[key] for key in made if key not in self.shown or key in own} | written
 
 
 def _plain(word: str) -> str:
@@ -36,7 +63,7 @@ def _is_optimizer(value: object) -> bool:
 def find(given: object) -> type[OxOptimizer] | None:
     """The class of an algorithm that is given as such, by its name or by the algorithm's; None: no such."""
     if isinstance(given, str):
-        return _classes().get(_plain(given))
+        return OxOptimizer._registry.get(given) or _classes().get(_plain(given))
     return given if _is_optimizer(given) else None  # type: ignore[return-value]
 
 
@@ -66,13 +93,28 @@ def wanted(given: object, argument: str) -> type[OxOptimizer]:
 
 
 def preset(cls: type[OxOptimizer]) -> dict[str, Any]:
-    """The group keys of a class that steps by the algorithm of another one with defaults of its own."""
+    """The group keys of a class that steps by the algorithm of another one with defaults of its own.
+
+    The learning rate is no such key: it is that of the class which takes the group, as of any algorithm.
+    """
     made = OxOptimizer._registry[cls._ALGORITHM]
     if cls is made:
         return {}
     own, usual = inspect.signature(cls).parameters, inspect.signature(made).parameters
-    keys = [key for key in own if key in usual and key in {*schema.COMMON, *cls._SCHEMA}]
+    read = {*schema.COMMON, *cls._SCHEMA} - {"lr"}
+    keys = [key for key in own if key in usual and key in read]
     return {key: own[key].default for key in keys if own[key].default != usual[key].default}
+
+
+def public(cls: type[OxOptimizer]) -> type[OxOptimizer]:
+    """The class of this package of which a class is, or inherits."""
+    own = set(_classes().values())
+    return next(base for base in cls.__mro__ if base in own)
+
+
+def word(cls: type[OxOptimizer]) -> str:
+    """The name of a class's algorithm; of a class with other defaults for that of another, its own name."""
+    return cls._ALGORITHM if cls is OxOptimizer._registry[cls._ALGORITHM] else cls.__name__
 
 
 def beside(cls: type[OxOptimizer]) -> str:
@@ -80,20 +122,36 @@ def beside(cls: type[OxOptimizer]) -> str:
     return "adamw" if cls._MATRIX else cls._ALGORITHM
 
 
-def name_in(group: dict[str, Any], cls: type[OxOptimizer]) -> None:
-    """Replaces what a group of a class has as its algorithm by the algorithm's name, in place.
+def name_in(group: dict[str, Any], cls: type[OxOptimizer], lr: Any) -> None:
+    """Replaces what a group has as its algorithm by the algorithm's name, in place.
 
-    A word that nothing is known by stays as it is.
+    Unknown names are left unchanged.
+
+    Args:
+        group: whose algorithm may be a class, its name, or `Deferred`.
+        cls: the class that takes it.
+        lr: the learning rate of the class.
+
+    Raises:
+        TypeError: for an algorithm that is neither a class of this package nor a name.
+        ValueError: for a class with other defaults in a group that is complete.
     """
     given = group.get("algorithm", cls._ALGORITHM)
-    if given == MATRIX:
-        group["algorithm"] = cls._ALGORITHM
-        for key in VIEWS - cls._SCHEMA.keys():
-            group.pop(key, None)
-    elif given == SCALAR:
-        group["algorithm"] = beside(cls)
-    elif (found := find(given)) is not None:
-        group["algorithm"] = found._ALGORITHM
-        if given != found._ALGORITHM and found is not cls:
-            for key, value in preset(found).items():
-                group.setdefault(key, value)
+    if isinstance(given, Deferred):
+        made = given.settled(group, public(cls), lr)
+        group.clear()
+        group.update(made)
+        given = group["algorithm"]
+    found = find(given) if isinstance(given, str) else wanted(given, "algorithm")
+    if found is None:
+        return
+    if not issubclass(cls, found) and (keys := preset(found)):
+        if "seed_by" in group:
+            raise ValueError(
+                f"algorithm cannot become {found.__name__} in a group that is there already: "
+                f"{found.__name__} is {found._ALGORITHM!r} with other defaults. Write the keys: "
+                + ", ".join(f"{key}={value!r}" for key, value in keys.items())
+            )
+        for key, value in keys.items():
+            group.setdefault(key, value)
+    group["algorithm"] = found._ALGORITHM

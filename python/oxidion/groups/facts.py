@@ -1,7 +1,8 @@
-"""Facts that a model tells of its layers: embeddings, layers of outputs, sizes. No decision is made here."""
+"""Facts about the layers of a model: embeddings, output layers, sizes. No decision is made here."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,19 +19,19 @@ HEAD = re.compile(
     r"(to_)?logits|final_layer|proj_out(_\d)?|conv_out|aux\d?|aux_?logits",
     re.IGNORECASE,
 )
-"""Names of modules that hold a layer of outputs, at any depth that is not behind a number."""
+"""Names of modules that hold an output layer, at any depth that is not behind a number."""
 
 HEAD_OF_ROOT = re.compile(r"fc|out|output|prediction|predictor|generator|final_proj|(fc|linear|decoder)_out")
 """The same, of a module that the model itself holds."""
 
 FEATURES = re.compile(r"(box|mask|keypoint|conv)_head|rpn_head|norm_head|head_norm")
-"""Names that look like a layer of outputs and are none."""
+"""Names that look like an output layer and are none."""
 
 INNER = re.compile(r"pool|projection|embed|norm")
 """Names of last layers whose outputs are features."""
 
 ATTENTION = re.compile(r"(.*\.)?(query|key|value|[qkv](_proj)?|to_[qkv])")
-"""Names of layers inside of the heads of an attention, which are no layers of outputs."""
+"""Names of layers inside of the heads of an attention, which are no output layers."""
 
 LINEAR = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
 
@@ -64,15 +65,28 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]
                 yield (f"{prefix}.{name}" if prefix else name), name, module, param
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DDP, ``DataParallel`` and ``torch.compile``, with its own names."""
+def _layers_around(model: nn.Module) -> Iterator[nn.Module]:
+    """A model and what is inside of DDP, ``DataParallel`` and ``torch.compile``, from the outside in."""
     while True:
+        yield model
+        inner = getattr(model, "_orig_mod", None)
         if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+        elif isinstance(inner, nn.Module):
             model = inner
         else:
-            return model
+            return
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP, ``DataParallel`` and ``torch.compile``, with its own names."""
+    return list(_layers_around(model))[-1]
+
+
+def replicas(model: nn.Module) -> Any:
+    """The process group over which DDP replicates a model, compiled or not; None without DDP."""
+    groups = (m.process_group for m in _layers_around(model) if isinstance(m, DistributedDataParallel))
+    return next(groups, None)
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -86,7 +100,7 @@ def innermost(model: nn.Module) -> nn.Module:
 
 
 def _called(model: nn.Module, method: str) -> list[nn.Module]:
-    """Modules that a method without arguments tells, where the model has it and it works."""
+    """Modules that a method without arguments returns, if the model has the method and it works."""
     told = getattr(model, method, None)
     if not callable(told):
         return []
@@ -128,35 +142,56 @@ def _by_name(root: nn.Module) -> list[nn.Module]:
     return found
 
 
+def is_transposed(module: nn.Module) -> bool:
+    """True for a layer whose weight is stored ``[in, out]``."""
+    told = (getattr(module, key, False) is True for key in ("transposed", "is_transposed"))
+    return any(told) or "Conv1D" in class_names(module)
+
+
 def weight_shape(module: nn.Module) -> tuple[int, ...]:
-    """Outputs and inputs of a linear layer; empty where it does not tell."""
+    """Outputs and inputs of a linear layer; empty where they are not known."""
     weight = getattr(module, "weight", None)
-    return tuple(weight.shape[:2]) if isinstance(weight, Tensor) and weight.ndim >= 2 else ()
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
+        return ()
+    return tuple(weight.shape[:2][:: -1 if is_transposed(module) else 1])
+
+
+INPUTS = ("in_features", "in_channels", "input_size", "kdim", "vdim", "embed_dim", "d_model")
+"""Attributes of layers, of linear, convolutional, recurrent and attention ones, for the sizes of inputs."""
 
 
 def _inputs(module: nn.Module) -> set[int]:
-    """The sizes of what a layer takes, as far as it tells."""
-    told = {getattr(module, key, None) for key in ("in_features", "in_channels")} | set(
-        weight_shape(module)[1:]
-    )
-    return {size for size in told if isinstance(size, int)}
+    """The sizes of the inputs of a layer, as far as they are known."""
+    told = {getattr(module, key, None) for key in INPUTS}
+    shape = weight_shape(module)[1:] if is_linear(module) else ()
+    return {size for size in told.union(shape) if isinstance(size, int)}
 
 
 def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The linear layers with their names; frozen ones too, which tell what is taken from others."""
+    """The linear layers with their names; frozen ones too, whose inputs are others' outputs."""
     return [(path, m) for path, m in root.named_modules() if is_linear(m)]
 
 
 def _at_the_end(root: nn.Module) -> list[nn.Module]:
-    """The last trained one of several linear layers, where no layer takes as many features as it gives."""
+    """The last trained one of several linear layers, if its outputs are the inputs of no other layer.
+
+    Those right before it with the same inputs, whose outputs are no inputs either, stand beside it.
+    """
     layers = _layers(root)
     trained = [(path, m) for path, m in layers if _is_trained(m)]
     if len(layers) < 2 or not trained:
         return []
-    path, last = trained[-1]
-    taken = hidden_sizes(root).union(*(_inputs(m) for _, m in layers))
-    is_inner = not weight_shape(last) or weight_shape(last)[0] in taken
-    return [] if is_inner or INNER.search(path) or ATTENTION.fullmatch(path) else [last]
+    inputs = [(m, _inputs(m)) for m in root.modules()]
+    sizes = hidden_sizes(root)
+
+    def is_last(path: str, layer: nn.Module) -> bool:
+        taken = sizes.union(*(own for m, own in inputs if m is not layer))
+        is_inner = not weight_shape(layer) or weight_shape(layer)[0] in taken
+        return not (is_inner or INNER.search(path) or ATTENTION.fullmatch(path))
+
+    shape = weight_shape(trained[-1][1])
+    found = list(itertools.takewhile(lambda pair: is_last(*pair), reversed(trained)))
+    return [m for _, m in itertools.takewhile(lambda pair: weight_shape(pair[1])[1:] == shape[1:], found)]
 
 
 def last_path(model: nn.Module) -> str:
@@ -198,7 +233,7 @@ def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
 
 
 def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
-    """The layers of outputs, by the identity of the module, and how each was found."""
+    """The output layers, by the identity of the module, and how each was found."""
     root = innermost(model)
     ways: list[tuple[str, Callable[[], Iterable[nn.Module]]]] = [
         ("output layer of get_output_embeddings()", lambda: _called(root, "get_output_embeddings")),

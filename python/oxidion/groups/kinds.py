@@ -100,9 +100,10 @@ class Model:
         return next(kind for rule in RULES if (kind := rule(self, held)) is not None)
 
 
-def _vector(_: Model, p: Held) -> Kind | None:
+def _vector(model: Model, p: Held) -> Kind | None:
     if p.param.ndim < 2 or sum(size != 1 for size in p.param.shape) < 2:
-        return Kind("vectors: biases, gains, single tokens")
+        is_head = p.param.ndim > 1 and id(p.module) in model.heads  # with one output
+        return Kind("vectors: biases, gains, single tokens", part="head" if is_head else "rest")
     return None
 
 
@@ -137,8 +138,9 @@ def _router(_: Model, p: Held) -> Kind | None:
     around = (p.module, *p.parents[:1])
     if any(ROUTER_CLASS.search(name) for m in around for name in facts.class_names(m)) or p.own == "router":
         return Kind("router")
-    beside = [name for name, _ in p.parent.named_children()] if p.parent is not p.module else []
-    chooses = p.own in ("gate", "wg", "switch", "gating") and any("expert" in name for name in beside)
+    if p.own not in ("gate", "wg", "switch", "gating") or p.parent is p.module:
+        return None
+    chooses = any("expert" in name for name, _ in p.parent.named_children())
     return Kind("router") if chooses else None
 
 
@@ -198,8 +200,7 @@ def _linear(model: Model, p: Held) -> Kind | None:
         return Kind("bilinear layers", True, {"flatten": True})
     if p.param.ndim != 2:
         return None
-    names = facts.class_names(p.module)
-    transposed = "Conv1D" in names or getattr(p.module, "is_transposed", False) is True
+    transposed = facts.is_transposed(p.module)
     size, features = p.param.shape[::-1] if transposed else p.param.shape
     parts = fused(p.own, p.parent, size, features)
     return _matrix("linear layers", model, parts, transposed=transposed)

@@ -4,89 +4,45 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.optimizer import ParamsT
 
 from oxidion._core import schema
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR, nearest
-from oxidion._core.group_checks import refuse_alien
+from oxidion._core.validate import shown
 from oxidion.groups import algorithms, facts
 from oxidion.groups.kinds import Held, Kind, Model
+from oxidion.groups.settings import Request, Settings, check_values, identity
 from oxidion.groups.summary import ParamGroups, show, table
 from oxidion.optim import Algorithm
 from oxidion.optim._model_options import ModelOptions, Overrides
 
 logger = logging.getLogger("oxidion.groups")
 
-ARGUMENTS = {*ModelOptions.__annotations__, "algorithm", "lr", "weight_decay", "strict"} - {"model"}
+ARGUMENTS = {*ModelOptions.__annotations__, "algorithm", "lr", "weight_decay", "params", "strict"} - {"model"}
 """Arguments of `param_groups` that are no group keys."""
 
 
-class Sorting:
-    """Group keys of a kind, from the arguments of `param_groups`."""
-
-    def __init__(
-        self,
-        algorithm: str,
-        own: dict[str, Any],
-        rest: dict[str, Any],
-        rates: dict[str, Any],
-        *,
-        divides_head: bool,
-    ) -> None:
-        """Keeps the settings of the matrices, of the rest, and the learning rates of parts of it."""
-        self.algorithm, self.own, self.rest, self.rates = algorithm, own, rest, rates
-        self.divides_head = divides_head
-
-    def settings(self, kind: Kind, param: Tensor, override: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The group keys of a parameter."""
-        override = dict(override or {})
-        algorithm = override.get("algorithm")
-        is_main = kind.is_matrix if algorithm is None else algorithm == self.algorithm
-        if is_main:
-            return {**self.own, **views(kind, self.algorithm), **override}
-        if algorithm in (None, self.rest["algorithm"]):
-            return {**self.rest, **self._rate(kind, param), **override}
-        # Settings of one algorithm say nothing to another.
-        source = self.own if OxOptimizer._registry[algorithm]._MATRIX else self.rest
-        shared = {key: source.get(key) for key in ("lr", "weight_decay")}
-        return {**shared, **views(kind, algorithm), **override}
-
-    def _rate(self, kind: Kind, param: Tensor) -> dict[str, Any]:
-        """The learning rate of a part of the rest, where it has one of its own."""
-        if kind.part in self.rates:
-            return {"lr": self.rates[kind.part]}
-        lr = self.rest.get("lr")
-        if kind.part == "head" and self.divides_head and isinstance(lr, (int, float)):
-            # A sign moves every element, so what an output gains grows with the number of its inputs.
-            return {"lr": lr / math.sqrt(max(math.prod(param.shape[1:]), 1))}
-        return {}
-
-
-def views(kind: Kind, algorithm: str) -> dict[str, Any]:
-    """The keys of a kind that an algorithm has."""
-    if algorithm == algorithms.MATRIX:
-        return dict(kind.keys)
-    own = OxOptimizer._registry[algorithm]._SCHEMA
-    return {key: value for key, value in kind.keys.items() if key in own}
+def _known_keys() -> set[str]:
+    words = {word for cls in OxOptimizer._registry.values() for word in cls._WORDS}
+    return schema.known_keys(OxOptimizer._schemas()) - schema.FOREIGN_KEYS | words
 
 
 def _check_keys(keys: Iterable[str]) -> None:
     """Refuses unknown arguments, each with the nearest right one."""
-    known = schema.known_keys(OxOptimizer._schemas()) - schema.FOREIGN_KEYS
-    known |= {word for cls in OxOptimizer._registry.values() for word in cls._WORDS}
+    known = _known_keys()
     known |= {f"{SCALAR}{key}" for key in known}
     for key in keys:
         if key not in known:
-            raise TypeError(
-                f"param_groups() got an unknown argument {key!r}; the nearest one is "
-                f"{nearest(key, known | ARGUMENTS)!r}"
-            )
+            near = nearest(key, known | ARGUMENTS)
+            advice = "" if near is None else f"; the nearest one is {near!r}"
+            raise TypeError(f"param_groups() got an unknown argument {key!r}{advice}")
 
 
 def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
@@ -100,11 +56,50 @@ def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
         if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, nn.Module)):
             raise TypeError(f"a key of overrides must be a name pattern or a class of modules, got {key!r}")
         keys: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"algorithm": value}
+        for name in keys.keys() - _known_keys() - {"algorithm"}:
+            near = nearest(name, _known_keys())
+            advice = "" if near is None else f"; the nearest is {near!r}"
+            raise ValueError(f"overrides[{key!r}]: unknown group key {name!r}{advice}")
         if keys.get("algorithm") is not None:
-            cls = algorithms.wanted(keys["algorithm"], f"overrides[{key!r}]")
-            keys = {**algorithms.preset(cls), **keys, "algorithm": cls._ALGORITHM}
+            keys["algorithm"] = algorithms.word(algorithms.wanted(keys["algorithm"], f"overrides[{key!r}]"))
         pairs.append((key, keys))
     return pairs
+
+
+def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any]]]:
+    """Parameters that were handed over beside their model: number and keys of their group, by identity.
+
+    Raises:
+        ValueError: for a parameter that is not the model's, or that stands twice, and a group without any.
+        TypeError: for anything but parameters.
+    """
+    owned = set(map(id, model.parameters()))
+    given = list(params.items() if isinstance(params, nn.ParameterDict) else params)
+    groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
+    found: dict[int, tuple[int, dict[str, Any]]] = {}
+    for number, group in enumerate(groups):
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise ValueError(f"group {number} must be a dict with a key 'params', got {shown(group)}")
+        keys = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        if keys.get("algorithm") is not None:
+            keys["algorithm"] = algorithms.word(
+                algorithms.wanted(keys["algorithm"], f"algorithm (group {number})")
+            )
+        held = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        for place, entry in enumerate(held):
+            param = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+            where = f"parameter {place} of group {number}"
+            if not isinstance(param, Tensor):
+                raise TypeError(f"{where} must be a parameter of the model, got {type(param).__name__}")
+            if id(param) not in owned:
+                raise ValueError(
+                    f"{where}, of shape {tuple(param.shape)}, is not one of the model: pass the model that "
+                    "it was taken from"
+                )
+            if id(param) in found:
+                raise ValueError(f"{where}, of shape {tuple(param.shape)}, is in a group already")
+            found[id(param)] = number, keys
+    return found
 
 
 def _matches(key: Any, name: str, held: Held) -> bool:
@@ -118,6 +113,7 @@ def param_groups(
     algorithm: Algorithm | None = None,
     lr: float | Tensor | None = None,
     *,
+    params: ParamsT | None = None,
     scalar_algorithm: Algorithm | None = None,
     scalar_lr: float | Tensor | None = None,
     weight_decay: float | None = None,
@@ -139,7 +135,7 @@ def param_groups(
 
     Each parameter is sorted by what it is, as its module tells. Weights of linear layers, experts
     (``[experts, out, in]`` or ``[experts, in, out]``), convolutions and recurrent layers go to
-    ``algorithm``, read as the matrices that they are. Embeddings, layers of outputs, routers, tokens and
+    ``algorithm``, read as the matrices that they are. Embeddings, output layers, routers, tokens and
     positions, depthwise convolutions, state-space parameters, normalizations, gains and biases go to
     ``scalar_algorithm``. See docs/param-groups.md for the table of rules. The first rank prints a summary
     to stderr, a line for each rule; decisions by parameter are logged to ``oxidion.groups`` at INFO,
@@ -151,21 +147,23 @@ def param_groups(
         algorithm: for the matrices: a name in upper or lower case, or a class. None: that of the class which
             takes the groups.
         lr: of the matrices; None leaves the optimizer's default.
+        params: the parameters of the model to sort, or groups of them, as frameworks hand them over; None:
+            all. The keys of such a group stand in all that it becomes where the algorithm reads them.
         scalar_algorithm: for the rest; None: "adamw" beside an algorithm for matrices, else the same one.
-        scalar_lr: of the rest; None means ``lr``, and ``lr / sqrt(inputs)`` for a layer of outputs that is
+        scalar_lr: of the rest; None means ``lr``, and ``lr / sqrt(inputs)`` for an output layer that is
             stepped by "lion" beside another algorithm.
         weight_decay: of the matrices; None leaves the optimizer's default.
         scalar_weight_decay: of the rest.
         scalar_patterns: regular expressions; parameters whose name matches one are not orthonormalized.
         embedding_lr: of embeddings; None means ``scalar_lr``.
-        head_lr: of the weights of layers of outputs; None means ``scalar_lr``.
+        head_lr: of the weights of output layers; None means ``scalar_lr``.
         overrides: algorithms, or dicts of group keys, by name pattern (``"*.router.weight"``, as of
             ``fnmatch``) or class of module. The last that matches a parameter decides; one that matches none
             is an error.
         split_fused: cut weights that are several matrices (fused QKV, gate and up) into these where their
             sizes are known.
         example: what the model is called with: a tensor, a tuple of arguments, or a dict of them. The linear
-            layer that a forward pass calls last is then the layer of outputs.
+            layer that a forward pass calls last is then the output layer.
         prefix: what stands before the names of a part of a model, as in ``param_groups(model.encoder,
             prefix="encoder")``, so that they are those of the model.
         strict: raise where a rule guessed.
@@ -194,85 +192,141 @@ def param_groups(
         raise TypeError(
             f"scalar_patterns must be a list of regular expressions, got the string {scalar_patterns!r}"
         )
-    rest_lr = lr if scalar_lr is None else scalar_lr
-    sorting = _sorting(
-        None if algorithm is None else algorithms.wanted(algorithm, "algorithm"),
+    rates = {"scalar": scalar_lr, "embedding": embedding_lr, "head": head_lr}
+    for part, rate in rates.items():
+        check_values({"lr": rate}, None, f"{part}_")
+    rest = {"lr": scalar_lr, "weight_decay": scalar_weight_decay, **_behind(SCALAR, group_keys)}
+    settings = Settings(
         None if scalar_algorithm is None else algorithms.wanted(scalar_algorithm, "scalar_algorithm"),
         {"lr": lr, "weight_decay": weight_decay, **_without(SCALAR, group_keys)},
-        {"lr": rest_lr, "weight_decay": scalar_weight_decay, **_behind(SCALAR, group_keys)},
-        {part: rate for part, rate in (("embedding", embedding_lr), ("head", head_lr)) if rate is not None},
-        is_rate_given=scalar_lr is not None,
+        {key: value for key, value in rest.items() if value is not None},
+        {part: rate for part, rate in rates.items() if part != "scalar" and rate is not None},
     )
-    patterns = [re.compile(pattern) for pattern in scalar_patterns]
-    wanted = _overrides(overrides)
-    unused = {index for index, _ in enumerate(wanted)}
+    cls = None if algorithm is None else algorithms.wanted(algorithm, "algorithm")
+    if cls is not None:
+        settings.check(cls)
     model = facts.unwrapped(model)
+    for name, param in model.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet, as its module is lazy: run a forward pass first")  # noqa: TRY004
     known = Model(model, example, split_fused)
+    patterns = [re.compile(pattern) for pattern in scalar_patterns]
+    sorted_ = _Sorted(settings, cls, _overrides(overrides), patterns)
+    handed = None if params is None else _handed(params, model)
     before = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
-    found: dict[tuple[bool, Any], dict[str, Any]] = {}
-    rows: list[dict[str, Any]] = []
-    guesses: list[str] = []
-    decisions: dict[str, str] = {}
     for held in known:
-        name = before + held.path
-        matching = [index for index, (key, _) in enumerate(wanted) if _matches(key, name, held)]
-        unused -= set(matching)
-        if not held.param.requires_grad:
+        if handed is None:
+            sorted_.add(before + held.path, held, known.kind(held), 0, {})
+        elif id(held.param) in handed:
+            sorted_.add(before + held.path, held, known.kind(held), *handed[id(held.param)])
+    last = "" if known.heads else before + facts.last_path(model)
+    return sorted_.groups(last, strict=strict, summary=summary)
+
+
+class _Sorted:
+    """Groups in the making."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cls: type[OxOptimizer] | None,
+        overrides: list[tuple[Any, dict[str, Any]]],
+        patterns: list[re.Pattern[str]],
+    ) -> None:
+        """Begins without groups."""
+        self.settings, self.cls, self.patterns = settings, cls, patterns
+        self.overrides, self.unused = overrides, set(range(len(overrides)))
+        self.found: dict[tuple[int, bool, Any], dict[str, Any]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.decisions: dict[str, str] = {}
+        self.guesses: list[str] = []
+        self.hidden: set[str] = set()
+
+    def add(self, name: str, held: Held, kind: Kind, number: int, keys: Mapping[str, Any]) -> None:
+        """Puts a parameter, which was handed over in a group of a number with keys, into its group."""
+        param = held.param
+        matching = [index for index, (key, _) in enumerate(self.overrides) if _matches(key, name, held)]
+        self.unused -= set(matching)
+        if not param.requires_grad:
             logger.info("%s: frozen, left out", name)
-            decisions[name] = "frozen, left out"
-            continue
-        kind, override = known.kind(held), None
+            self.decisions[name] = "frozen, left out"
+            return
+        override: Mapping[str, Any] = {}
         if matching:
-            override = wanted[matching[-1]][1]
+            override = self.overrides[matching[-1]][1]
             kind = Kind("named in overrides", kind.is_matrix, kind.keys, part=kind.part)
-        elif kind.part == "rest" and any(pattern.search(name) for pattern in patterns):
+        elif kind.part == "rest" and any(pattern.search(name) for pattern in self.patterns):
             kind = Kind("name pattern")
-        made = sorting.settings(kind, held.param, override)
-        settings = {key: value for key, value in made.items() if value is not None}
-        taker = settings["algorithm"]
-        for word in {sorting.algorithm, taker} & OxOptimizer._registry.keys():
-            OxOptimizer._registry[word]._check_shape_is_kept(name, held.param)
-        is_rest = taker == sorting.rest["algorithm"] != sorting.algorithm or not kind.is_matrix
-        _add(found, name, held.param, settings, is_rest)
-        rows.append(
+        request = self.settings.request(kind, param, override, keys)
+        made, same = self._keys(request)
+        taker = made["algorithm"]
+        for word in {self.cls and self.cls._ALGORITHM, taker} & OxOptimizer._registry.keys():
+            OxOptimizer._registry[word]._check_shape_is_kept(name, param)
+        is_rest = self.settings.is_rest(request, taker, self.cls)
+        group = self.found.setdefault((number, is_rest, same), {"params": [], **made})
+        group["params"].append((name, param))
+        if not is_rest:
+            self.hidden.add(name)
+        self._note(name, param, kind, taker, made.get("lr"))
+
+    def _keys(self, request: Request) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The group keys of a parameter, and what is equal for those of its group."""
+        if self.cls is None or self.settings.needs_rate(request):
+            deferred = self.settings.deferred(request, self.cls)
+            return deferred, request.identity
+        made = self.settings.keys(request, self.cls, None)
+        return made, identity(made)
+
+    def _note(self, name: str, param: Tensor, kind: Kind, taker: str, lr: Any) -> None:
+        self.rows.append(
             {
                 "rule": kind.rule,
                 "algorithm": taker,
-                "lr": settings.get("lr"),
+                "lr": lr,
                 "name": name,
-                "elements": held.param.numel(),
+                "elements": param.numel(),
                 "known": kind.is_known,
             }
         )
-        decisions[name] = f"{taker} ({kind.rule})"
-        logger.info("%s %s: %s (%s)", name, tuple(held.param.shape), taker, kind.rule)
+        self.decisions[name] = f"{taker} ({kind.rule})"
+        logger.info("%s %s: %s (%s)", name, tuple(param.shape), taker, kind.rule)
         if not kind.is_known:
-            guesses.append(f"{name} {tuple(held.param.shape)}: {taker} ({kind.rule})")
-    if unused:
-        raise ValueError(f"overrides match no parameter: {[wanted[index][0] for index in sorted(unused)]}")
-    if not found:
-        raise ValueError("model has no parameter that requires a gradient")
-    _tell(guesses, strict)
-    groups = ParamGroups(found[key] for key in sorted(found, key=lambda key: key[0]))
-    groups.summary, groups.decisions = table(rows), decisions
-    groups.summary.note = _note(sorting, "" if known.heads else facts.last_path(model), before)
-    if summary:
-        show(groups.summary)
-    return groups
+            self.guesses.append(f"{name} {tuple(param.shape)}: {taker} ({kind.rule})")
+
+    def groups(self, last: str, *, strict: bool, summary: bool) -> ParamGroups:
+        """The groups, those of matrices first.
+
+        Args:
+            last: name of the last linear layer of a model in which no output layer was found.
+            strict: raise where a rule guessed.
+            summary: print the summary.
+        """
+        if self.unused:
+            unused = [self.overrides[index][0] for index in sorted(self.unused)]
+            raise ValueError(f"overrides match no parameter: {unused}")
+        if not self.found:
+            raise ValueError("model has no parameter that requires a gradient")
+        _tell(self.guesses, strict)
+        groups = ParamGroups(self.found[key] for key in sorted(self.found, key=lambda key: key[:2]))
+        groups.summary, groups.decisions = table(self.rows), self.decisions
+        groups.summary.note = _note(self.cls is None, last if last in self.hidden else "")
+        if summary:
+            show(groups.summary)
+        return groups
 
 
-def _note(sorting: Sorting, last: str, before: str) -> str:
+def _note(is_deferred: bool, last: str) -> str:
     """The lines below the rows of a summary."""
     notes = []
-    if sorting.algorithm == algorithms.MATRIX:
+    if is_deferred:
         notes.append(
             "matrix: the algorithm of the class that takes the groups; scalar: adamw beside a class for "
             "matrices, else the same"
         )
     if last:
         notes.append(
-            f"no layer of outputs was found, {before}{last} counts as a hidden one: to say which it is, pass "
-            "example=, or its name in overrides"
+            f"no output layer was found, {last} counts as a hidden one: to say which it is, pass example=, "
+            "or its name in overrides"
         )
     return "\n".join(notes)
 
@@ -285,52 +339,14 @@ def _behind(before: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(before): value for key, value in keys.items() if key.startswith(before)}
 
 
-def _sorting(
-    cls: type[OxOptimizer] | None,
-    scalar: type[OxOptimizer] | None,
-    own: dict[str, Any],
-    rest: dict[str, Any],
-    rates: dict[str, Any],
-    *,
-    is_rate_given: bool,
-) -> Sorting:
-    """The settings by kind; keys that an algorithm does not have are refused where it is known."""
-    algorithm = algorithms.MATRIX if cls is None else cls._ALGORITHM
-    other = algorithms.SCALAR if cls is None else algorithms.beside(cls)
-    other = other if scalar is None else scalar._ALGORITHM
-    for name, given, before in ((algorithm, own, ""), (other, rest, SCALAR)):
-        if name in OxOptimizer._registry:
-            words, schemas = OxOptimizer._registry[name]._WORDS, OxOptimizer._schemas()
-            refuse_alien(given, name, schemas, words, "param_groups()", before)
-    made = []
-    for name, given, taker in ((algorithm, own, cls), (other, rest, scalar)):
-        told = {key: value for key, value in given.items() if value is not None}
-        made.append({"algorithm": name, **({} if taker is None else algorithms.preset(taker)), **told})
-    divides = other == "lion" != algorithm and not is_rate_given
-    return Sorting(algorithm, made[0], made[1], rates, divides_head=divides)
-
-
-def _add(
-    found: dict[tuple[bool, Any], dict[str, Any]],
-    name: str,
-    param: Tensor,
-    settings: dict[str, Any],
-    is_rest: bool,
-) -> None:
-    """Puts a parameter into the group of its settings."""
-    same = tuple((k, id(v) if isinstance(v, Tensor) else repr(v)) for k, v in sorted(settings.items()))
-    group = found.setdefault((is_rest, same), {"params": [], **settings})
-    group["params"].append((name, param))
-
-
 def _tell(guesses: list[str], strict: bool) -> None:
     """Says which parameters no rule knows; raises where that was asked for."""
     if not guesses:
         return
-    shown = "; ".join(guesses[:8]) + (f"; and {len(guesses) - 8} more" if len(guesses) > 8 else "")
-    way_out = "name them in overrides={pattern or class: algorithm or group keys}"
+    found = "; ".join(guesses[:8]) + (f"; and {len(guesses) - 8} more" if len(guesses) > 8 else "")
+    help_ = "name them in overrides={pattern or class: algorithm or group keys}"
     if strict:
-        raise ValueError(f"no rule knows what these parameters are: {shown}. Pass strict=False, or {way_out}")
+        raise ValueError(f"no rule knows what these parameters are: {found}. Pass strict=False, or {help_}")
     logger.warning(
-        "no rule knows what these parameters are, so it was guessed: %s. To say it, %s", shown, way_out
+        "no rule knows what these parameters are, so it was guessed: %s. To say it, %s", found, help_
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -22,8 +24,8 @@ class ParamGroups(list[dict[str, Any]]):
             without a gradient.
     """
 
-    summary: Table
-    decisions: dict[str, str]
+    summary: Table = Table([])
+    decisions: Mapping[str, str] = MappingProxyType({})
 
     def __repr__(self) -> str:
         """A line for each rule; ``list(groups)`` prints the groups themselves, with every weight."""
@@ -57,15 +59,15 @@ def table(decisions: list[dict[str, Any]]) -> Table:
                 "parameters": 0,
                 "elements": 0,
                 "known": "yes" if made["known"] else "guess",
-                "names": [],
+                "names": {},
             },
         )
         row["parameters"] += 1
         row["elements"] += made["elements"]
-        if (short := pattern(made["name"])) not in row["names"]:
-            row["names"].append(short)
+        short = pattern(made["name"])
+        row["names"][short] = short if short in row["names"] else made["name"]
     for row in found.values():
-        names = row["names"]
+        names = list(row["names"].values())
         row["names"] = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Table(list(found.values()))
 

@@ -25,7 +25,7 @@ class OrthonormalOptimizer(WeightNormOptimizer):
 
     Args:
         distributed_mesh: mesh or process group to split the work over; with DDP its ``process_group``. May be
-            left out where parameters are DTensors: their layouts tell.
+            left out with DTensors, and with a model in DDP: it is read from them.
         lr: step size, the spectral norm of an update divided by ``s``; a one-element tensor is allowed.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
             In other groups the first shows the momentum factor: a scheduler that changes it sets that.

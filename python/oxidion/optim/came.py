@@ -82,6 +82,8 @@ class CAME(OxOptimizer):
         distributed_mesh: Any = None,
         **model_options: Unpack[ModelOptions],
     ) -> None:
+        if lr is None:
+            raise ValueError("CAME has no default for lr: pass one, as oxidion.CAME(model, lr=...)")
         super().__init__(
             params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
         )

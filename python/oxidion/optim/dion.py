@@ -75,7 +75,8 @@ class Dion(WeightNormOptimizer):
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
-        replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
+        replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left
+            out with DTensors, from whose layouts they are read.
         outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.
         inner_shard_mesh: 1-D mesh of tensor parallelism.
         replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
