@@ -160,6 +160,15 @@ def test_lion_beside_matrices_has_the_betas_of_the_training_and_no_epsilon() -> 
     assert (rest["algorithm"], rest["betas"]) == ("lion", (0.5, 0.6))
 
 
+@pytest.mark.parametrize("name", ["galore_adamw", "schedule_free_adamw"])
+def test_names_that_sort_as_transformers_does_refuse_rates_of_parts(name: str) -> None:
+    args = arguments(
+        optim_target_modules="all-linear", optim_args="scalar_lr=3e-4", lr_scheduler_type="constant"
+    )
+    with pytest.raises(ValueError, match=f"optim='{name}' .* does not read 'scalar_lr'.*'galoreadamw'"):
+        hf.from_name(name, args)
+
+
 def test_names_that_are_like_none_are_told_all() -> None:
     with pytest.raises(ValueError, match=r"got 'm'; it has adafactor, .*soapmuon"):
         hf.from_name("m", arguments())

@@ -10,6 +10,8 @@ from torch import nn
 
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
+from oxidion._core.constructor import SCALAR
+from oxidion.groups import algorithms
 from oxidion.hf import read_optim_args
 
 _base: Any = importlib.import_module("axolotl.integrations.base")
@@ -32,16 +34,16 @@ ADAM_BETAS = (0.9, 0.999)
 
 
 def _adam(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the groups of AdamW, as arguments beside a model."""
+    """Keys of the groups of AdamW."""
     keys: dict[str, Any] = {}
     betas = [cfg.get(key) for key in ("adam_beta1", "adam_beta2")]
     if betas != [None, None]:
         # The one that is left out is that of transformers' arguments, which axolotl fills in too.
-        keys["scalar_betas"] = tuple(
+        keys["betas"] = tuple(
             default if beta is None else float(beta) for beta, default in zip(betas, ADAM_BETAS, strict=True)
         )
     if cfg.get("adam_epsilon") is not None:
-        keys["scalar_eps"] = float(cfg["adam_epsilon"])
+        keys["eps"] = float(cfg["adam_epsilon"])
     return keys
 
 
@@ -81,7 +83,9 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     own = {"lr": lr, "weight_decay": 0.0 if decay is None else float(decay), "scalar_lr": lr, **keys}
     cls: Any = getattr(optim, name)
     arguments = read_optim_args(cfg.get("optim_args"))
-    made: OxOptimizer = cls(model, **{"state_bits": bits, **own, **_adam(cfg), **arguments})
+    beside = algorithms.wanted(arguments.get("scalar_algorithm", "adamw"), "scalar_algorithm")
+    adam = {f"{SCALAR}{key}": value for key, value in _adam(cfg).items() if key in beside._SCHEMA}
+    made: OxOptimizer = cls(model, **{"state_bits": bits, **own, **adam, **arguments})
     return made
 
 

@@ -436,6 +436,12 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
         raise ValueError(f"optim must be a name that oxidion has, got {word!r}; {advice}")
     options = read_optim_args(args.optim_args) | {key: more[key] for key in more if is_option(key)}
     cls, settings = makers[word](args, options)
-    if issubclass(cls, OxOptimizer) and any(map(is_option, settings)):
+    sorting = next(filter(is_option, settings), None)
+    if sorting is not None and issubclass(cls, OxOptimizer):
         cls, settings = OptimizerFactory, {"optimizer": cls, **settings}
+    elif sorting is not None and cls is not OptimizerFactory:
+        raise ValueError(
+            f"optim={word!r} sorts parameters as transformers does and does not read {sorting!r}: leave it "
+            "out, or use a class by its name in lower case, as 'galoreadamw' or 'adamw'"
+        )
     return cls, {**settings, **more}

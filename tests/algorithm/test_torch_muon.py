@@ -275,7 +275,7 @@ def test_momentum_is_no_key_of_algorithms_that_mean_another_thing(algorithm: str
         oxidion.Muon([{"params": [matrix()], "algorithm": algorithm, "momentum": 0.5}])
     words = {"params": [matrix()], "algorithm": algorithm, "eps": 1e-4}
     if algorithm == "lion":
-        with pytest.raises(ValueError, match=r"eps=0\.0001 says nothing to 'lion'"):
+        with pytest.raises(ValueError, match=r"eps=0\.0001 is not read by 'lion'"):
             oxidion.Muon([words])
     else:
         assert oxidion.Muon([words]).param_groups[0]["epsilon"] == 1e-4

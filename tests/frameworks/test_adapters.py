@@ -225,6 +225,9 @@ def test_axolotl_optim_args_are_those_of_a_class_beside_a_model(plugin: Any) -> 
         made = plugin.make(tiny(), {**AXOLOTL, "optimizer": "muon", "optim_args": given})
         matrices, rest = made.param_groups[0], made.param_groups[1]
         assert (matrices["lr"], matrices["nesterov"], rest["lr"]) == (0.02, True, 1e-4)
+    cfg = {**AXOLOTL, "optimizer": "muon", "adam_epsilon": 1e-6, "optim_args": "scalar_algorithm=lion"}
+    rest = plugin.make(tiny(), cfg).param_groups[-1]
+    assert (rest["algorithm"], rest["betas"]) == ("lion", (0.8, 0.9))
 
 
 def test_axolotl_words_that_are_not_the_plugins_are_left_to_axolotl(plugin: Any) -> None:

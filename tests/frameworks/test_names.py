@@ -222,20 +222,20 @@ def test_layerwise_names_refuse_what_changes_gradients_later(
 
 
 REFUSED = {
-    "schedule_free_radam": "that algorithm. Take 'schedule_free_adamw'",
-    "galore_adafactor": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
-    "galore_adafactor_layerwise": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
-    "paged_adamw_8bit": "states paged between host and device. Take 'adamw_8bit'",
-    "adamw_torch_4bit": "states of 4 bits. Take 'adamw_torch_8bit'",
+    "schedule_free_radam": "that algorithm. Use 'schedule_free_adamw'",
+    "galore_adafactor": "GaLore with Adafactor's moments. Use 'galore_adamw_8bit'",
+    "galore_adafactor_layerwise": "GaLore with Adafactor's moments. Use 'galore_adamw_8bit'",
+    "paged_adamw_8bit": "states paged between host and device. Use 'adamw_8bit'",
+    "adamw_torch_4bit": "states of 4 bits. Use 'adamw_torch_8bit'",
     "adamw_torch_xla": "devices other than CPUs",
-    "rmsprop_bnb_8bit": "that algorithm. Take transformers' own",
-    "lomo": "that algorithm. Take transformers' own",
+    "rmsprop_bnb_8bit": "that algorithm. Use transformers' own",
+    "lomo": "that algorithm. Use transformers' own",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_name_without_a_counterpart_says_what_is_missing_and_what_to_take(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^optim='{name}': oxidion has not {REFUSED[name]}"):
+    with pytest.raises(ValueError, match=rf"^optim='{name}': oxidion does not have {REFUSED[name]}"):
         from_name(name, arguments())
 
 
@@ -253,7 +253,9 @@ def test_every_name_of_transformers_is_taken_or_refused_with_a_reason(
 
     def is_taken(member: Any) -> bool:
         with (
-            pytest.raises(ValueError, match="oxidion has not") if member.value not in taken else nullcontext()
+            pytest.raises(ValueError, match="oxidion does not have")
+            if member.value not in taken
+            else nullcontext()
         ):
             from_name(member, args)
         return member.value in taken

@@ -55,6 +55,44 @@ def test_rank_of_a_group_is_that_of_a_projection() -> None:
     assert (found["up.weight"]["rank"], found["emb.weight"]["algorithm"]) == (4, "adamw")
 
 
+def test_none_in_a_group_is_kept() -> None:
+    model = Language()
+    groups = [{"params": [model.up.weight], "rank": 4}, {"params": [model.down.weight], "rank": None}]
+    optimizer = oxidion.GaLoreAdamW(groups, rank=8, model=model, summary=False)
+    assert [group["rank"] for group in optimizer.param_groups] == [4, None]
+
+
+def test_class_of_a_user_in_a_group_is_the_one_that_it_inherits() -> None:
+    class Signs(oxidion.Lion):
+        """A class of a user."""
+
+    model = Language()
+    groups = [{"params": [model.up.weight], "algorithm": Signs}]
+    assert algorithms(oxidion.Muon(groups, model=model, summary=False)) == ["lion"]
+
+
+def test_groups_that_are_sorted_stay_so_beside_their_model() -> None:
+    model = Language()
+    for made in (
+        oxidion.param_groups(model, summary=False),
+        oxidion.param_groups(model, "muon", summary=False),
+    ):
+        assert by_name(oxidion.Muon(made, model=model)) == by_name(oxidion.Muon(model, summary=False))
+    copied = [dict(group) for group in oxidion.param_groups(model, summary=False)]
+    with pytest.raises(ValueError, match="group 0 is one of param_groups already"):
+        oxidion.Muon(copied, model=model)
+
+
+def test_overrides_may_match_what_was_not_handed_over() -> None:
+    model = Language()
+    optimizer = oxidion.Muon(
+        [model.up.weight], model=model, overrides={"lm_head.*": {"lr": 0.1}}, summary=False
+    )
+    assert algorithms(optimizer) == ["muon"]
+    with pytest.raises(ValueError, match="overrides match no parameter"):
+        oxidion.Muon([model.up.weight], model=model, overrides={"head.*": {"lr": 0.1}}, summary=False)
+
+
 def test_groups_stay_apart_and_are_sorted_by_param_groups_too() -> None:
     model = Language()
     given = [{"params": [model.up.weight]}, {"params": [model.down.weight, model.up.bias]}]
@@ -74,6 +112,16 @@ def test_groups_stay_apart_and_are_sorted_by_param_groups_too() -> None:
         (lambda m: oxidion.Muon([m, m]), TypeError, "takes one model, got a list"),
         (lambda _: oxidion.Muon(Language), TypeError, "got the class Language itself"),
         (lambda m: oxidion.Muon(m.parameters(), m), TypeError, "lr cannot be a model, got Language"),
+        (
+            lambda m: oxidion.Muon([], model=m),
+            ValueError,
+            "none of the given parameters is one that requires",
+        ),
+        (
+            lambda m: oxidion.Muon(m.up.weight, model=m),
+            TypeError,
+            "an iterable of parameters .* got a tensor",
+        ),
         (lambda m: oxidion.Muon({"params": [m.up.weight]}, model=m), TypeError, "parameter 0 .* got str"),
         (
             lambda m: oxidion.Muon([{"lr": 1.0}], model=m),
@@ -186,6 +234,27 @@ def body() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64))
 
 
+def tower(size: int) -> nn.Sequential:
+    """Features of an input of a size."""
+    return nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 64))
+
+
+def test_part_of_a_model_has_output_layers_by_name_alone() -> None:
+    layer = Parts(up=nn.Linear(16, 32), output=nn.Linear(32, 24))
+    assert oxidion.param_groups(layer, "muon", summary=False).decisions["output.weight"].startswith("adamw")
+    groups = oxidion.param_groups(layer, "muon", prefix="encoder.layer.1", summary=False)
+    assert groups.decisions["encoder.layer.1.output.weight"].startswith("muon")
+    assert not groups.summary.note
+    head = oxidion.param_groups(nn.Linear(16, 24), "muon", prefix="lm_head", summary=False)
+    assert head.decisions["lm_head.weight"].startswith("adamw")
+
+
+def test_sizes_that_are_lists_are_no_sizes() -> None:
+    model = Parts(body=body(), last=nn.Linear(64, 5))
+    model.embed_dim = [8, 16]  # type: ignore[assignment]
+    assert oxidion.param_groups(model, "muon", summary=False).decisions["last.weight"].startswith("adamw")
+
+
 @pytest.mark.parametrize(
     ("model", "heads"),
     [
@@ -201,6 +270,21 @@ def body() -> nn.Sequential:
         ),
         (nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10)), ["2.weight"]),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(72, 10)), ["2.weight"]),
+        (Parts(user=tower(32), item=tower(48), top=nn.Linear(128, 10)), ["top.weight"]),
+        (
+            Parts(convolutions=nn.Conv2d(3, 8, 3), last=nn.Linear(32 * 49, 10).requires_grad_(False)),
+            [],
+        ),
+        (
+            Parts(body=body(), linear=nn.Linear(64, 5), adaLN_modulation=nn.Sequential(nn.Linear(64, 128))),
+            [],
+        ),
+        (
+            Parts(
+                body=body(), final_layer=Parts(linear=nn.Linear(64, 5), adaLN_modulation=nn.Linear(64, 128))
+            ),
+            ["final_layer.linear.weight"],
+        ),
         (Parts(body=body(), frozen=nn.Linear(64, 8).requires_grad_(False)), []),
         (Parts(body=body().requires_grad_(False), probe=nn.Linear(64, 10)), ["probe.weight"]),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,11 +92,51 @@ def test_the_same_groups_serve_two_optimizers(cls: Any) -> None:
     assert [group["algorithm"] for group in made] == ["matrix", "scalar"]
 
 
-def test_groups_are_pickled_with_their_algorithm_open() -> None:
-    made = pickle.loads(pickle.dumps(groups(mu=0.8, overrides={"up.weight": "adamw"})))
-    found = by_name(oxidion.Muon(made))
-    assert (found["down.weight"]["algorithm"], found["down.weight"]["mu"]) == ("muon", 0.8)
-    assert found["up.weight"]["algorithm"] == "adamw"
+def test_other_optimizers_save_groups_as_text_and_pickled_ones_need_a_name(tmp_path: Path) -> None:
+    theirs = torch.optim.AdamW(groups(lr=0.1))
+    torch.save(theirs.state_dict(), tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert [group["algorithm"] for group in saved["param_groups"]] == ["matrix", "scalar"]
+    with pytest.raises(ValueError, match=r"algorithm='matrix' stood for .* param_groups\(model, algorithm="):
+        oxidion.Muon(pickle.loads(pickle.dumps(groups())))
+    named = oxidion.Muon(pickle.loads(pickle.dumps(groups("muon", mu=0.8))))
+    assert by_name(named)["up.weight"]["mu"] == 0.8
+    own = oxidion.Muon(groups(scalar_algorithm="lion"))
+    for held in (own.state_dict(), copy.deepcopy(own).state_dict()):
+        assert {type(group["algorithm"]) for group in held["param_groups"]} == {str}
+
+
+def test_classes_of_users_name_the_algorithm_that_they_inherit() -> None:
+    class Signs(oxidion.Lion):
+        """A class of a user."""
+
+    for optimizer in (
+        oxidion.Muon(Language(), overrides={"up.weight": Signs}, summary=False),
+        oxidion.Muon(groups(overrides={"up.weight": Signs})),
+        oxidion.Muon(groups("muon", overrides={"up.weight": Signs})),
+    ):
+        assert by_name(optimizer)["up.weight"]["algorithm"] == "lion"
+    assert by_name(oxidion.Muon(groups(scalar_algorithm=Signs)))["up.bias"]["algorithm"] == "lion"
+    assert by_name(Inheriting(groups(Inheriting)))["up.weight"]["algorithm"] == "muon"
+    made = by_name(InheritingSphere(groups(InheritingSphere), lr=0.3))["up.weight"]
+    assert (made["lr"], made["weight_norm"]) == (0.3, "hyperball")
+
+
+def test_rate_that_depends_on_the_class_is_shown_as_its_default() -> None:
+    made = groups(lr=0.5, scalar_algorithm="lion")
+    rates = dict(zip(*(made.summary.to_dict()[key] for key in ("rule", "lr")), strict=True))
+    assert rates["output layer by its name"] == "default"
+    assert rates["embedding"] == 0.5
+    made[-1]["lr"] = 0.5
+    assert by_name(oxidion.Muon(made))["lm_head.weight"]["lr"] == 0.5
+
+
+def test_none_of_an_override_is_kept() -> None:
+    optimizer = oxidion.GaLoreAdamW(
+        Language(), rank=4, overrides={"up.weight": {"rank": None}}, summary=False
+    )
+    found = by_name(optimizer)
+    assert (found["up.weight"]["rank"], found["down.weight"]["rank"]) == (None, 4)
 
 
 def test_what_is_written_into_groups_before_a_class_takes_them_stays() -> None:

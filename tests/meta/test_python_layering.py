@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "groups": frozenset({"_core", "_dist", "optim"}),
     "backward": frozenset({"_core", "_cuda", "_dist", "_torch"}),
     "hf": frozenset({"_core", "backward", "groups", "optim"}),
-    "axolotl": frozenset({"_core", "hf", "optim"}),
+    "axolotl": frozenset({"_core", "groups", "hf", "optim"}),
     "megatron": frozenset({"_core", "_dist", "optim"}),
     "titan": frozenset({"_core", "optim"}),
     "qk_clip": frozenset({"_core", "_dist"}),

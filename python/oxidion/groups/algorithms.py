@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from oxidion import optim
 from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
@@ -17,7 +19,11 @@ MATRIX, SCALAR = "matrix", "scalar"
 
 
 class Deferred(str):
-    """The algorithm of a group that depends on the class which takes the group."""
+    """The algorithm of a group that depends on the class which takes the group.
+
+    Other optimizers save the groups that they were given: it is pickled as a word alone, which
+    ``torch.load(weights_only=True)`` accepts.
+    """
 
     shown: Mapping[str, Any]
     """The keys of the group until then. What differs from them was written by the user, and stays."""
@@ -33,6 +39,18 @@ class Deferred(str):
         made.shown, made.settle = shown, settle
         return made
 
+    def __reduce__(self) -> tuple[type[Deferred], tuple[str]]:
+        """The word alone."""
+        return Deferred, (str(self),)
+
+    def __copy__(self) -> Deferred:
+        """Itself: nothing writes into it."""
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Deferred:
+        """Itself: nothing writes into it."""
+        return self
+
     def settled(self, group: Mapping[str, Any], cls: type[OxOptimizer], lr: Any) -> dict[str, Any]:
         """The group as it is for a class with a learning rate."""
         own = {key: value for key, value in group.items() if key != "algorithm"}
@@ -43,6 +61,9 @@ class Deferred(str):
         }
         made = self.settle(cls, lr)
         return {key: made[key] for key in made if key not in self.shown or key in own} | written
+
+
+torch.serialization.add_safe_globals([Deferred])
 
 
 def _plain(word: str) -> str:
@@ -61,10 +82,13 @@ def _is_optimizer(value: object) -> bool:
 
 
 def find(given: object) -> type[OxOptimizer] | None:
-    """The class of an algorithm that is given as such, by its name or by the algorithm's; None: no such."""
+    """The class of this package that is given as such, by its name or by its algorithm's; None: no such.
+
+    Of a class that inherits from one of this package it is that one.
+    """
     if isinstance(given, str):
         return OxOptimizer._registry.get(given) or _classes().get(_plain(given))
-    return given if _is_optimizer(given) else None  # type: ignore[return-value]
+    return public(given) if _is_optimizer(given) else None  # type: ignore[arg-type]
 
 
 def wanted(given: object, argument: str) -> type[OxOptimizer]:
@@ -137,11 +161,16 @@ def name_in(group: dict[str, Any], cls: type[OxOptimizer], lr: Any) -> None:
         ValueError: for a class with other defaults in a group that is complete.
     """
     given = group.get("algorithm", cls._ALGORITHM)
-    if isinstance(given, Deferred):
+    if isinstance(given, Deferred) and hasattr(given, "settle"):
         made = given.settled(group, public(cls), lr)
         group.clear()
         group.update(made)
         given = group["algorithm"]
+    elif given in (MATRIX, SCALAR):
+        raise ValueError(
+            f"algorithm={given!r} stood for that of the class which takes the groups, and became mere text, "
+            "as by pickle: name the algorithm, param_groups(model, algorithm=...)"
+        )
     found = find(given) if isinstance(given, str) else wanted(given, "algorithm")
     if found is None:
         return

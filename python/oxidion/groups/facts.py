@@ -30,6 +30,9 @@ FEATURES = re.compile(r"(box|mask|keypoint|conv)_head|rpn_head|norm_head|head_no
 INNER = re.compile(r"pool|projection|embed|norm")
 """Names of last layers whose outputs are features."""
 
+MODULATION = re.compile(r"adaLN|modulation|(^|[._])film", re.IGNORECASE)
+"""Names of layers whose outputs scale and shift those of others."""
+
 ATTENTION = re.compile(r"(.*\.)?(query|key|value|[qkv](_proj)?|to_[qkv])")
 """Names of layers inside of the heads of an attention, which are no output layers."""
 
@@ -69,10 +72,10 @@ def _layers_around(model: nn.Module) -> Iterator[nn.Module]:
     """A model and what is inside of DDP, ``DataParallel`` and ``torch.compile``, from the outside in."""
     while True:
         yield model
-        inner = getattr(model, "_orig_mod", None)
+        inner = next((child for name, child in model.named_children() if name == "_orig_mod"), None)
         if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(inner, nn.Module):
+        elif inner is not None:
             model = inner
         else:
             return
@@ -121,7 +124,7 @@ def last_linear(module: nn.Module) -> list[nn.Module]:
         return [module]
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [layer for child in module.children() for layer in last_linear(child)]
-    layers = [inner for inner in module.modules() if is_linear(inner)]
+    layers = [m for path, m in module.named_modules() if is_linear(m) and not MODULATION.search(path)]
     return ([m for m in layers if _is_trained(m)] or layers)[-1:]
 
 
@@ -129,14 +132,14 @@ def _attends(module: nn.Module) -> bool:
     return any(ATTENTION.fullmatch(path) and is_linear(inner) for path, inner in module.named_modules())
 
 
-def _by_name(root: nn.Module) -> list[nn.Module]:
-    """Layers of outputs by the names of the modules that hold them."""
+def _by_name(root: nn.Module, prefix: str = "") -> list[nn.Module]:
+    """Output layers by the names of the modules that hold them; ``prefix`` is that of a part of a model."""
     found: list[nn.Module] = []
-    for path, module in root.named_modules():
+    for path, module in root.named_modules(prefix=prefix):
         parts = path.split(".")
         if any(part.isdigit() for part in parts) or FEATURES.fullmatch(parts[-1]):
             continue
-        at_root = len(parts) == 1 and HEAD_OF_ROOT.fullmatch(parts[-1]) is not None
+        at_root = not prefix and len(parts) == 1 and HEAD_OF_ROOT.fullmatch(parts[-1]) is not None
         if (HEAD.fullmatch(parts[-1]) or at_root) and not _attends(module):
             found += last_linear(module)
     return found
@@ -162,9 +165,9 @@ INPUTS = ("in_features", "in_channels", "input_size", "kdim", "vdim", "embed_dim
 
 def _inputs(module: nn.Module) -> set[int]:
     """The sizes of the inputs of a layer, as far as they are known."""
-    told = {getattr(module, key, None) for key in INPUTS}
+    told = [getattr(module, key, None) for key in INPUTS]
     shape = weight_shape(module)[1:] if is_linear(module) else ()
-    return {size for size in told.union(shape) if isinstance(size, int)}
+    return {size for size in (*told, *shape) if isinstance(size, int)}
 
 
 def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -175,7 +178,8 @@ def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
 def _at_the_end(root: nn.Module) -> list[nn.Module]:
     """The last trained one of several linear layers, if its outputs are the inputs of no other layer.
 
-    Those right before it with the same inputs, whose outputs are no inputs either, stand beside it.
+    Those right before it in the same module, with the same inputs, whose outputs are no inputs either, stand
+    beside it. There is none where the last of all is such a layer and frozen.
     """
     layers = _layers(root)
     trained = [(path, m) for path, m in layers if _is_trained(m)]
@@ -187,11 +191,17 @@ def _at_the_end(root: nn.Module) -> list[nn.Module]:
     def is_last(path: str, layer: nn.Module) -> bool:
         taken = sizes.union(*(own for m, own in inputs if m is not layer))
         is_inner = not weight_shape(layer) or weight_shape(layer)[0] in taken
-        return not (is_inner or INNER.search(path) or ATTENTION.fullmatch(path))
+        is_named = INNER.search(path) or MODULATION.search(path) or ATTENTION.fullmatch(path)
+        return not (is_inner or is_named)
 
-    shape = weight_shape(trained[-1][1])
-    found = list(itertools.takewhile(lambda pair: is_last(*pair), reversed(trained)))
-    return [m for _, m in itertools.takewhile(lambda pair: weight_shape(pair[1])[1:] == shape[1:], found)]
+    def place(path: str, layer: nn.Module) -> tuple[Any, ...]:
+        return path.rpartition(".")[0], weight_shape(layer)[1:]
+
+    own = place(*trained[-1])
+    if layers[-1][1] is not trained[-1][1] and is_last(*layers[-1]):
+        return []
+    beside = itertools.takewhile(lambda pair: place(*pair) == own and is_last(*pair), reversed(trained))
+    return [m for _, m in beside]
 
 
 def last_path(model: nn.Module) -> str:
@@ -232,13 +242,16 @@ def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
     return last
 
 
-def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
-    """The output layers, by the identity of the module, and how each was found."""
+def heads(model: nn.Module, example: Any = None, prefix: str = "") -> dict[int, str]:
+    """The output layers, by the identity of the module, and how each was found.
+
+    Of a part of a model, which has a ``prefix``, they are found by name alone: its last layer may be any.
+    """
     root = innermost(model)
     ways: list[tuple[str, Callable[[], Iterable[nn.Module]]]] = [
         ("output layer of get_output_embeddings()", lambda: _called(root, "get_output_embeddings")),
         ("output layer of get_classifier()", lambda: _called(root, "get_classifier")),
-        ("output layer by its name", lambda: _by_name(root)),
+        ("output layer by its name", lambda: _by_name(root, prefix)),
     ]
     found: dict[int, str] = {}
     if example is not None:
@@ -247,7 +260,7 @@ def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
         for module in way():
             for layer in last_linear(module):
                 found.setdefault(id(layer), how)
-    if not found:
+    if not found and not prefix:
         found = {id(m): "output layer, the last one" for m in _at_the_end(root)}
     return found
 

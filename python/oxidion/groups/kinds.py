@@ -79,10 +79,12 @@ class Held:
 class Model:
     """The facts of a whole model that rules need."""
 
-    def __init__(self, model: nn.Module, example: Any = None, split_fused: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, example: Any = None, split_fused: bool = True, prefix: str = ""
+    ) -> None:
         """Looks at the model once."""
         self.tables = facts.tables(model)
-        self.heads = facts.heads(model, example)
+        self.heads = facts.heads(model, example, prefix)
         self.sizes = facts.hidden_sizes(model)
         self.split_fused = split_fused
         self._modules = dict(model.named_modules())

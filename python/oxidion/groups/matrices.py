@@ -73,6 +73,8 @@ def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any
         ValueError: for a parameter that is not the model's, or that stands twice, and a group without any.
         TypeError: for anything but parameters.
     """
+    if isinstance(params, Tensor):
+        raise TypeError("params must be an iterable of parameters or groups, got a tensor")
     owned = set(map(id, model.parameters()))
     given = list(params.items() if isinstance(params, nn.ParameterDict) else params)
     groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
@@ -81,6 +83,11 @@ def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any
         if not isinstance(group, Mapping) or "params" not in group:
             raise ValueError(f"group {number} must be a dict with a key 'params', got {shown(group)}")
         keys = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        if isinstance(keys.get("algorithm"), algorithms.Deferred):
+            raise ValueError(  # noqa: TRY004  # its type is right
+                f"group {number} is one of param_groups already: pass such groups without a model, or the "
+                "parameters beside it"
+            )
         if keys.get("algorithm") is not None:
             keys["algorithm"] = algorithms.word(
                 algorithms.wanted(keys["algorithm"], f"algorithm (group {number})")
@@ -209,9 +216,9 @@ def param_groups(
     for name, param in model.named_parameters():
         if isinstance(param, UninitializedParameter):
             raise ValueError(f"{name} has no shape yet, as its module is lazy: run a forward pass first")  # noqa: TRY004
-    known = Model(model, example, split_fused)
+    known = Model(model, example, split_fused, prefix.rstrip("."))
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
-    sorted_ = _Sorted(settings, cls, _overrides(overrides), patterns)
+    sorted_ = _Sorted(settings, cls, _overrides(overrides), patterns, is_whole=params is None)
     handed = None if params is None else _handed(params, model)
     before = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
     for held in known:
@@ -219,7 +226,9 @@ def param_groups(
             sorted_.add(before + held.path, held, known.kind(held), 0, {})
         elif id(held.param) in handed:
             sorted_.add(before + held.path, held, known.kind(held), *handed[id(held.param)])
-    last = "" if known.heads else before + facts.last_path(model)
+        else:
+            sorted_.overriding(before + held.path, held)
+    last = "" if known.heads or prefix else facts.last_path(model)
     return sorted_.groups(last, strict=strict, summary=summary)
 
 
@@ -232,8 +241,11 @@ class _Sorted:
         cls: type[OxOptimizer] | None,
         overrides: list[tuple[Any, dict[str, Any]]],
         patterns: list[re.Pattern[str]],
+        *,
+        is_whole: bool,
     ) -> None:
-        """Begins without groups."""
+        """Begins without groups; ``is_whole`` is True where all parameters of a model are sorted."""
+        self.is_whole = is_whole
         self.settings, self.cls, self.patterns = settings, cls, patterns
         self.overrides, self.unused = overrides, set(range(len(overrides)))
         self.found: dict[tuple[int, bool, Any], dict[str, Any]] = {}
@@ -244,9 +256,7 @@ class _Sorted:
 
     def add(self, name: str, held: Held, kind: Kind, number: int, keys: Mapping[str, Any]) -> None:
         """Puts a parameter, which was handed over in a group of a number with keys, into its group."""
-        param = held.param
-        matching = [index for index, (key, _) in enumerate(self.overrides) if _matches(key, name, held)]
-        self.unused -= set(matching)
+        param, matching = held.param, self.overriding(name, held)
         if not param.requires_grad:
             logger.info("%s: frozen, left out", name)
             self.decisions[name] = "frozen, left out"
@@ -268,6 +278,12 @@ class _Sorted:
         if not is_rest:
             self.hidden.add(name)
         self._note(name, param, kind, taker, made.get("lr"))
+
+    def overriding(self, name: str, held: Held) -> list[int]:
+        """The overrides that match a parameter."""
+        matching = [index for index, (key, _) in enumerate(self.overrides) if _matches(key, name, held)]
+        self.unused -= set(matching)
+        return matching
 
     def _keys(self, request: Request) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The group keys of a parameter, and what is equal for those of its group."""
@@ -305,7 +321,8 @@ class _Sorted:
             unused = [self.overrides[index][0] for index in sorted(self.unused)]
             raise ValueError(f"overrides match no parameter: {unused}")
         if not self.found:
-            raise ValueError("model has no parameter that requires a gradient")
+            held = "model has no parameter" if self.is_whole else "none of the given parameters is one"
+            raise ValueError(f"{held} that requires a gradient")
         _tell(self.guesses, strict)
         groups = ParamGroups(self.found[key] for key in sorted(self.found, key=lambda key: key[:2]))
         groups.summary, groups.decisions = table(self.rows), self.decisions

@@ -99,7 +99,7 @@ class Settings:
         scalar, named = self._beside(cls), request.override.get("algorithm")
         named = request.handed.get("algorithm", named)
         usual = cls if request.is_matrix else scalar
-        taker = usual if named is None else algorithms.find(named) or usual
+        taker = usual if named is None else algorithms.wanted(named, "algorithm")
         base = self.own.get("lr")
         rest = {"lr": base, **self.rest}
         if taker is cls and (request.is_matrix or named is not None):
@@ -119,8 +119,11 @@ class Settings:
             for key, value in request.handed.items()
             if _reads(taker, key) or not any(_reads(other, key) for other in others)
         }
-        made |= {**request.override, **handed, "algorithm": algorithms.word(taker)}
-        return {key: value for key, value in made.items() if value is not None}
+        told = {**request.override, **handed}
+        made |= {**told, "algorithm": algorithms.word(taker)}
+        # None says of an argument that it was left out, and of a key of one's own what it says in a group.
+        kept = told.keys() - {"lr", "weight_decay"}
+        return {key: value for key, value in made.items() if value is not None or key in kept}
 
     def deferred(self, request: Request, cls: Class | None) -> dict[str, Any]:
         """The keys of a group for which the class that takes it is needed.
@@ -137,7 +140,8 @@ class Settings:
         else:
             made = self.keys(request, cls, None)
             word = made["algorithm"]
-        shown = {key: value for key, value in made.items() if value is not None and key != "algorithm"}
+        open_keys = {"algorithm", "lr"} if request.inputs else {"algorithm"}
+        shown = {key: value for key, value in made.items() if value is not None and key not in open_keys}
         settle = partial(self._settle, request, cls)
         return {**shown, "algorithm": algorithms.Deferred.of(word, shown, settle)}
 

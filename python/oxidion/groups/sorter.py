@@ -66,13 +66,13 @@ class ModelSorter:
                     f"{type(model).__name__}: pass one, or parameters beside model="
                 )
             params, model = None, params
-        if model is None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        if model is None or isinstance(params, ParamGroups):
             _refuse_options(cls, options)
             if isinstance(params, ParamGroups):  # torch writes into groups, and these may serve again
                 given["params"] = [dict(group) for group in params]
-            return given
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+            return _with_replicas(given, model)
         own = algorithms.public(cls)
         if (named := options.pop("algorithm", own)) is not own and algorithms.find(named) is not own:
             raise TypeError(
@@ -83,11 +83,16 @@ class ModelSorter:
         lr = given.get("lr", usual.get("lr"))
         groups = param_groups(model, own, lr, params=params, **options)
         _check_rank(cls, given.get("rank", usual.get("rank")), groups)
-        given = {**given, "params": groups}
-        meshes = ("distributed_mesh", "replicate_mesh")
-        if all(given.get(key) is None for key in meshes) and (group := replicas(model)) is not None:
-            given["distributed_mesh"] = group
-        return given
+        return _with_replicas({**given, "params": groups}, model)
+
+
+def _with_replicas(given: dict[str, Any], model: nn.Module | None) -> dict[str, Any]:
+    """The arguments with the process group of a model in DDP, if no mesh is given."""
+    meshes = ("distributed_mesh", "replicate_mesh")
+    group = None if model is None else replicas(model)
+    if group is not None and all(given.get(key) is None for key in meshes):
+        given["distributed_mesh"] = group
+    return given
 
 
 def _refuse_options(cls: type[OxOptimizer], options: Mapping[str, Any]) -> None:
