@@ -208,7 +208,7 @@ def test_groups_may_be_given_anew_with_other_parameters() -> None:
     before = {name: param.detach().clone() for name, param in others.items()}
     optimizer.step()
     assert not any(torch.equal(before[name], param) for name, param in others.items())
-    assert [row["name"] for row in optimizer.explain()] == ["0.weight", "1.weight", "0.bias", "1.bias"]
+    assert [row["name"] for row in optimizer.explain()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 def test_parameters_that_zero_3_has_flattened_are_refused_with_the_way_out() -> None:

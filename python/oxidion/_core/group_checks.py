@@ -54,8 +54,8 @@ def name(
     if "param_names" not in others[0]:
         if is_named:
             raise ValueError(
-                f"group {number} names its parameters, and the groups before it do not: give names to all, "
-                "or pass parameters without names"
+                "all optimizer param groups should be with/without names. cannot add param group with names "
+                f"to the optimizer, whose groups have none: give names to all, or pass group {number} without"
             )
         return
     if not is_named:
