@@ -145,7 +145,9 @@ def test_named_and_unnamed_mixed_in_one_group_raises(case: Case) -> None:
 
 @every_case
 def test_named_and_unnamed_groups_raise(case: Case) -> None:
-    with pytest.raises(ValueError, match="group 1 names its parameters, and the groups before it do not"):
+    with pytest.raises(
+        ValueError, match="cannot add param group with names to the optimizer, whose groups have none"
+    ):
         case.new([{"params": [matrix()]}, {"params": [("second", matrix())]}])
 
 
