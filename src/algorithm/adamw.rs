@@ -112,16 +112,14 @@ impl Elementwise for AdamW {
     const FLOPS: usize = 14;
 
     fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
-        let moment = |role, dtype, code| self.storage.like(role, p, dtype).eight_bit(code, &self.storage);
-        let mut states = vec![
-            moment("momentum", self.momentum_dtype, Code::Signed),
-            moment("variance", self.variance_dtype, Code::Unsigned),
-            self.step.clone(),
-        ];
-        if self.amsgrad {
-            states.push(moment("max_variance", self.variance_dtype, Code::Unsigned));
+        let (momentum, dtype) = (self.storage.momentum(p, self.momentum_dtype), self.variance_dtype);
+        if !self.amsgrad {
+            return vec![momentum, self.storage.second_moment(p, dtype), self.step.clone()];
         }
-        states
+        // The largest of many numbers that are rounded at random is too large: these are not stored in 8 bits.
+        let [variance, largest] =
+            ["variance", "max_variance"].map(|role| self.storage.slow(role, p, dtype, Code::Unsigned));
+        vec![momentum, variance, self.step.clone(), largest]
     }
 
     fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {

@@ -44,11 +44,10 @@ impl Elementwise for AdEMAMix {
     const FLOPS: usize = 19;
 
     fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
-        let moment = |role, code| self.storage.like(role, p, None).eight_bit(code, &self.storage);
         vec![
-            moment("momentum", Code::Signed),
-            moment("slow_momentum", Code::Signed),
-            moment("variance", Code::Unsigned),
+            self.storage.momentum(p, None),
+            self.storage.slow("slow_momentum", p, None, Code::Signed),
+            self.storage.second_moment(p, None),
             self.step.clone(),
         ]
     }

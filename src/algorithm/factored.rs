@@ -45,6 +45,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         shape: dims.iter().map(|&d| p.shape[d]).collect(),
         dtype: dtype(p),
         init: Init::Zeros,
+        moment: None,
         coded: None,
         on_host: false,
         sharding: dims.into_iter().map(DimSharding::LikeParam).collect(),

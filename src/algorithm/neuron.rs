@@ -14,7 +14,7 @@ use crate::kernels;
 use crate::kernels::{Chosen, Neurons};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+    Block, Code, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 use crate::tensor::DType;
 
@@ -53,13 +53,13 @@ impl Neuron {
     /// State V: one number for each row over the last dimension; each column block has its own.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
-        let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));
+        let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype.arithmetic()));
         if let (Some(last), Some(sharding)) = (spec.shape.last_mut(), spec.sharding.last_mut()) {
             (*last, *sharding) =
                 (if split { view.per_matrix(p, blocks.len()) } else { 1 }, DimSharding::Replicated);
         }
         let share = Share::Side { side: Side::Rows, leading: view.leading(p), column: split };
-        StateSpec { init: Init::Zeros, share, ..spec }
+        StateSpec { init: Init::Zeros, share, moment: Some(Code::Unsigned), ..spec }
     }
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `sharding` are

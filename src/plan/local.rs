@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::average::is_of_average;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, spans};
-use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
+use crate::spec::{Block, Code, DimSharding, ParamSpec, Quantization, Rect, Share, Side, StateSpec};
+use crate::tensor::Places;
 
 /// Suffix of the names of scales.
 pub(super) const SCALES: &str = "_absmax";
@@ -85,6 +86,26 @@ pub struct LocalState {
 }
 
 impl LocalState {
+    /// How the state is quantized, if it is.
+    #[must_use]
+    pub fn coded(&self) -> Option<Quantization> {
+        self.spec.coded.filter(|_| self.spec.dtype.is_quantized())
+    }
+
+    /// Tests whether the state is a second moment: of its numbers none is negative.
+    #[must_use]
+    pub fn is_second_moment(&self) -> bool {
+        self.spec.moment == Some(Code::Unsigned)
+    }
+
+    /// Positions of the stored elements in the whole state.
+    #[must_use]
+    pub fn places(&self) -> Places {
+        let Some(owned) = &self.owned else { return Places::new(&self.spec.shape, &self.spans) };
+        let blocks = owned.blocks.iter().map(|(_, whole)| whole);
+        Places::of_matrices(blocks.map(|Rect { offset, rows, cols, stride }| [*offset, *rows, *cols, *stride]))
+    }
+
     /// Tests whether an algorithm works on the state: not on scales, and not on states of an average.
     #[must_use]
     pub fn is_of_algorithm(&self) -> bool {

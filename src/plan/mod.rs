@@ -246,7 +246,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             };
             let states = quantized::taken(&spec, states, &existing)?;
             let mut states = quantized::local(&spec, &blocks, states, &layout)?;
-            quantized::round_average(&mut states, &settings.options)?;
+            quantized::round_states(&mut states, &settings.options)?;
             (shards, whole, states)
         };
         let rounding = quantized::rounding(&spec, &settings.options)?;

@@ -72,6 +72,7 @@ pub(super) fn local(
             init: Init::Zeros,
             sharding: state.sharding.clone(),
             share: Share::All,
+            moment: None,
             coded: None,
             on_host: false,
         };
@@ -162,15 +163,19 @@ pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> 
     Ok((p.dtype == DType::BF16 && options.flag("stochastic_rounding")?).then_some(seed))
 }
 
-/// Has an average in bfloat16 rounded at random: rounded to the nearest it would stand still.
+/// Has moments and averages of 16 bits, and second moments of 8, rounded at random: rounded to the nearest they would stand
+/// still where a step changes them by less than half of the distance of two numbers.
 ///
 /// # Errors
 /// `Error::Value` for settings of the wrong kind.
-pub(super) fn round_average(states: &mut [LocalState], options: &Options) -> Result<()> {
+pub(super) fn round_states(states: &mut [LocalState], options: &Options) -> Result<()> {
     let seed = options.count("seed", 0)? as u64;
-    let is_rounded = |state: &&mut LocalState| state.spec.role == AVERAGE && state.spec.dtype == DType::BF16;
-    for average in states.iter_mut().filter(is_rounded) {
-        average.rounding = Some(seed);
+    let is_rounded = |state: &&mut LocalState| match state.spec.dtype {
+        DType::BF16 | DType::F16 => state.spec.moment.is_some() || state.spec.role == AVERAGE,
+        dtype => dtype == DType::UQ8,
+    };
+    for state in states.iter_mut().filter(is_rounded) {
+        state.rounding = Some(seed);
     }
     Ok(())
 }

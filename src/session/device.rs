@@ -8,7 +8,7 @@ use crate::algorithm::WEIGHT_NORMS;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::Entered;
-use crate::plan::{Param, Plan, average};
+use crate::plan::{LocalState, Param, Plan, average};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS};
 
@@ -32,13 +32,15 @@ pub fn check_devices(plan: &Plan, params: &[Tensor]) -> Result<()> {
 
 fn require_supported(plan: &Plan) -> Result<()> {
     let too_many = |planned: &&Param| {
-        planned.device != Device::Cpu && planned.is_rounded() && places(planned).spans().len() > MOST_SPANS
+        let states = planned.states.iter().filter(|state| state.rounding.is_some()).map(LocalState::places);
+        let all = planned.rounding.map(|_| places(planned)).into_iter().chain(states);
+        planned.device != Device::Cpu && all.map(|places| places.depth()).max() > Some(MOST_SPANS)
     };
     match plan.params.iter().find(too_many) {
         None => Ok(()),
         Some(planned) => Err(Error::Value(format!(
-            "{}: stochastic_rounding and average_dtype='bfloat16' cannot be used on CUDA devices with a parameter that is \
-             sharded in more than {MOST_SPANS} dimensions",
+            "{}: stochastic_rounding, states of 8 or 16 bits and average_dtype='bfloat16' cannot be used on CUDA devices with \
+             a parameter that is sharded in more than {MOST_SPANS} dimensions",
             planned.spec.name
         ))),
     }
@@ -47,16 +49,25 @@ fn require_supported(plan: &Plan) -> Result<()> {
 /// Refuses to have a step captured that a replay would not repeat as another one.
 ///
 /// # Errors
-/// `Error::Value` for a parameter that is rounded at random: the key of its random numbers is that of the step.
+/// `Error::Value` for a parameter or a state that is rounded at random: the key of its random numbers is that of the step.
 pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
-    match plan.params.iter().find(|planned| planned.rounding.is_some()) {
-        Some(planned) if kernels::is_capturing()? => Err(Error::Value(format!(
-            "{}: a step with stochastic_rounding cannot be captured, as every replay would round by the same random \
-             numbers. Set stochastic_rounding=False, or take the step outside of the graph",
-            planned.spec.name
-        ))),
-        _ => Ok(()),
+    let Some(planned) = plan.params.iter().find(|planned| planned.is_rounded()) else { return Ok(()) };
+    if !kernels::is_capturing()? {
+        return Ok(());
     }
+    let (what, way_out) = match planned.states.iter().find(|state| state.rounding.is_some()) {
+        _ if planned.rounding.is_some() => ("stochastic_rounding".into(), "stochastic_rounding=False"),
+        Some(state) if state.spec.dtype.is_quantized() => ("states of 8 bits".into(), "state_bits=32"),
+        state => {
+            let role = state.map_or("average", |state| state.spec.role);
+            (format!("a state '{role}' of 16 bits"), "state_dtype=torch.float32")
+        }
+    };
+    Err(Error::Value(format!(
+        "{}: a step with {what} cannot be captured by torch.cuda.graph, as every replay would round by the same random \
+         numbers. Set {way_out}, take the step outside of the graph, or have oxidion.CudaGraphOptimizer capture it",
+        planned.spec.name
+    )))
 }
 
 /// Device of a state: counters stay on the host, where the core counts.

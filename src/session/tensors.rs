@@ -9,7 +9,7 @@ use super::average::AveragePlaces;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
-use crate::plan::Param;
+use crate::plan::{LocalState, Param};
 use crate::tensor::{
     Blocks, DType, Device, Elements, Encoding, FlatPtr, Gradient, Held, Owner, Places, Rounding, Watch,
     check_storage, replaced, require_memory,
@@ -17,8 +17,8 @@ use crate::tensor::{
 
 /// Separates the random numbers by which parameters are rounded from those of other uses.
 const ROUNDING_TAG: u32 = 2;
-/// The same for those by which averages are rounded.
-const AVERAGE_TAG: u32 = 6;
+/// The same for those by which states are rounded, by the number of the state: behind the tags of all other uses.
+const STATES_TAG: u32 = 16;
 
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]
@@ -295,26 +295,33 @@ impl BoundParam {
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
         { all }.try_for_each(|bound| bound.refresh(held)).map_err(|e| e.of(&planned.spec.name))?;
         self.held.end = held.len();
-        for (at, scales) in planned.states.iter().enumerate() {
-            let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
-            if let Some(coded) = planned.states[of].spec.coded {
-                self.states[of].set_encoding(Encoding::Blocks(Blocks {
-                    scales: memory,
-                    width: planned.states[of].width(),
-                    block: coded.block,
-                }));
-            }
-        }
-        let rounded = |seed: u64, tag: u32| {
-            let key = kernels::stream([seed, planned.spec.stream, step], tag);
-            Encoding::Rounding(Rounding { key, places: places(planned) })
+        let key = |seed: u64, tag: u32| {
+            let [first, .., last] = kernels::stream([seed, planned.spec.stream, step], tag);
+            [first, last]
         };
         if let Some(seed) = planned.rounding {
-            self.param.set_encoding(rounded(seed, ROUNDING_TAG));
+            let (key, places) = (key(seed, ROUNDING_TAG), places(planned));
+            self.param.set_encoding(Encoding::Rounding(Rounding { key, places, stays_positive: false }));
         }
-        for (state, own) in self.states.iter_mut().zip(&planned.states) {
-            if let Some(seed) = own.rounding {
-                state.set_encoding(rounded(seed, AVERAGE_TAG));
+        let rounding = |own: &LocalState, tag: u32| {
+            let (key, stays_positive) = (key(own.rounding?, tag), own.is_second_moment());
+            Some(Rounding { key, places: own.places(), stays_positive })
+        };
+        for ((state, own), tag) in self.states.iter_mut().zip(&planned.states).zip(STATES_TAG..) {
+            if let (None, Some(rounding)) = (own.coded(), rounding(own, tag)) {
+                state.set_encoding(Encoding::Rounding(rounding));
+            }
+        }
+        for (at, scales) in planned.states.iter().enumerate() {
+            let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
+            let (own, tag) = (&planned.states[of], STATES_TAG + u32::try_from(of).unwrap_or(0));
+            if let Some(coded) = own.coded() {
+                self.states[of].set_encoding(Encoding::Blocks(Blocks {
+                    scales: memory,
+                    width: own.width(),
+                    block: coded.block,
+                    rounding: rounding(own, tag),
+                }));
             }
         }
         Ok(())

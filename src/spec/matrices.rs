@@ -98,6 +98,7 @@ impl Matrices {
             share: if is_split { Share::Block } else { Share::Number },
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
+            moment: None,
             coded: None,
             on_host: false,
         }

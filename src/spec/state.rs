@@ -1,6 +1,6 @@
 //! States: shapes, types, initial values, and which of their elements belong to a block.
 
-use super::{DimSharding, ParamSpec, Side};
+use super::{Code, DimSharding, ParamSpec, Side};
 use crate::tensor::DType;
 
 /// Initial value of a state tensor.
@@ -76,6 +76,8 @@ pub struct StateSpec {
     pub sharding: Vec<DimSharding<usize>>,
     /// The elements of each block.
     pub share: Share,
+    /// What it averages, if it is a moment: those are rounded at random where they are stored in 16 bits.
+    pub moment: Option<Code>,
     /// Quantization of the state when it is stored in 8 bits; none where it never is.
     pub coded: Option<Quantization>,
     /// True if the state is in the memory of the host, on whichever device the parameter is.
@@ -93,6 +95,7 @@ impl StateSpec {
             init: Init::Zeros,
             sharding: (0..p.shape.len()).map(DimSharding::LikeParam).collect(),
             share: Share::Like,
+            moment: None,
             coded: None,
             on_host: false,
         }
@@ -108,6 +111,7 @@ impl StateSpec {
             init: Init::Zeros,
             sharding: Vec::new(),
             share: Share::All,
+            moment: None,
             coded: None,
             on_host: true,
         }

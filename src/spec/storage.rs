@@ -11,12 +11,12 @@ pub const OPTIONS: [&str; 4] = ["state_dtype", "state_bits", "block_size", "min_
 /// The most elements that a block may have.
 pub const MOST_BLOCK: usize = 512;
 
-/// The code book of an 8-bit state.
+/// The numbers of a moment, which decide by which code book it is stored in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// Code book of numbers of either sign.
+    /// Numbers of either sign.
     Signed,
-    /// Code book of numbers that are not negative.
+    /// Numbers that are not negative: a second moment.
     Unsigned,
 }
 
@@ -64,16 +64,33 @@ impl StateStorage {
         self.dtype
     }
 
-    /// State like the parameter (`StateSpec::like`), of type `dtype`, else the group's, else the parameter's.
+    /// A momentum that is never of 8 bits: of type `dtype`, else the group's, else the parameter's, but float32 beside one of
+    /// float16, whose smallest number is 6e-8.
     #[must_use]
-    pub fn like(&self, role: &'static str, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
-        StateSpec::like(role, p, dtype.or(self.dtype).unwrap_or(p.dtype))
+    pub fn plain_momentum(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
+        let own = if p.dtype == DType::F16 { DType::F32 } else { p.dtype };
+        let dtype = dtype.or(self.dtype).unwrap_or(own);
+        StateSpec { moment: Some(Code::Signed), ..StateSpec::like("momentum", p, dtype) }
     }
 
-    /// A momentum: as `like`, in 8 bits where the group asks for that.
+    /// A momentum, in 8 bits where the group asks for that.
     #[must_use]
     pub fn momentum(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
-        self.like("momentum", p, dtype).eight_bit(Code::Signed, self)
+        self.plain_momentum(p, dtype).eight_bit(Code::Signed, self)
+    }
+
+    /// A moment that is never of 8 bits: of type `dtype`, else the group's, else that of the arithmetic. Rounded to the nearest
+    /// number of 16 bits a slow one would stand still.
+    #[must_use]
+    pub fn slow(&self, role: &'static str, p: &ParamSpec, dtype: Option<DType>, code: Code) -> StateSpec {
+        let dtype = dtype.or(self.dtype).unwrap_or(p.dtype.arithmetic());
+        StateSpec { moment: Some(code), ..StateSpec::like(role, p, dtype) }
+    }
+
+    /// A second moment, in 8 bits where the group asks for that.
+    #[must_use]
+    pub fn second_moment(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
+        self.slow("variance", p, dtype, Code::Unsigned).eight_bit(Code::Unsigned, self)
     }
 }
 
@@ -83,7 +100,7 @@ impl StateSpec {
     #[must_use]
     pub fn eight_bit(mut self, code: Code, storage: &StateStorage) -> Self {
         let coded = Quantization { dtype: code.dtype(), block: storage.block };
-        self.coded = Some(coded);
+        (self.moment, self.coded) = (Some(code), Some(coded));
         let numel: usize = self.shape.iter().product();
         if storage.eight_bit && !self.shape.is_empty() && numel >= storage.least.max(1) {
             let scales: usize = coded.scales(&self.shape).iter().product();

@@ -1,4 +1,4 @@
-//! Encoding of stored elements: 8-bit codes with a scale for each block, or stochastic rounding.
+//! Encoding of stored elements: 8-bit codes with a scale for each block, and rounding at random.
 
 use super::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 
@@ -20,6 +20,8 @@ pub struct Blocks {
     pub width: usize,
     /// Elements of a block, a power of two.
     pub block: usize,
+    /// How unsigned codes are rounded; to the nearest where there is none, as signed ones are.
+    pub rounding: Option<Rounding>,
 }
 
 impl Blocks {
@@ -77,6 +79,15 @@ pub struct CodedMut<'a> {
     first: usize,
 }
 
+/// How the elements of a part of a tensor are rounded at random.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundedFrom<'a> {
+    /// Of the tensor.
+    pub rounding: &'a Rounding,
+    /// The first element of the part.
+    pub first: usize,
+}
+
 impl<'a> FlatView<'a> {
     /// Elements of the host that are codes of blocks.
     #[must_use]
@@ -111,7 +122,7 @@ impl<'a> Coded<'a> {
     }
 }
 
-impl CodedMut<'_> {
+impl<'a> CodedMut<'a> {
     /// Number of codes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -122,6 +133,14 @@ impl CodedMut<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.codes.is_empty()
+    }
+
+    /// How the codes from number `at` on are rounded, if they are at random.
+    #[must_use]
+    #[inline]
+    pub fn rounded_from(&self, at: usize) -> Option<RoundedFrom<'a>> {
+        let rounding = self.blocks.rounding.as_ref()?;
+        Some(RoundedFrom { rounding, first: self.first + at })
     }
 
     /// The block that begins with code number `at`, and its scale; none where all of it is not here: somebody else may have
@@ -141,53 +160,85 @@ impl CodedMut<'_> {
 /// Random bits for the elements of a tensor: a function of `key` and of an element's position in the whole tensor.
 #[derive(Clone, Debug)]
 pub struct Rounding {
-    /// Names the stream of random numbers.
-    pub key: [u32; 4],
+    /// Names the stream of random numbers: that of the parameter and the step, and that of the tensor among those.
+    pub key: [u32; 2],
     /// Positions of the elements in the whole tensor.
     pub places: Places,
+    /// True for a second moment: a positive number never becomes 0.
+    pub stays_positive: bool,
 }
 
 /// The spans that a kernel of a device takes.
 pub const MOST_SPANS: usize = 4;
 
-/// Positions of the elements of the stored part of a tensor in the whole one, both in row-major order.
+/// Size, start and length of a part of a dimension.
+pub type Span = (usize, usize, usize);
+
+/// Positions of the stored elements of a tensor in the whole one, both in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// By dimension: size, start and length of the part. A dimension that is not sharded counts as one with the one
-    /// before.
-    spans: Vec<(usize, usize, usize)>,
+    /// The number of the first element of each piece, and how the piece lies in the whole: by dimension, where one that is not
+    /// sharded counts as one with the one before.
+    pieces: Vec<(usize, Vec<Span>)>,
 }
 
 impl Places {
     /// The part of a tensor of shape `shape` that has start and length `spans` by dimension.
     #[must_use]
     pub fn new(shape: &[usize], spans: &[(usize, usize)]) -> Self {
-        let mut merged: Vec<(usize, usize, usize)> = Vec::new();
+        let mut merged: Vec<Span> = Vec::new();
         for (&size, &(start, len)) in shape.iter().zip(spans) {
             match merged.last_mut() {
                 Some(last) if len == size => *last = (last.0 * size, last.1 * size, last.2 * size),
                 _ => merged.push((size, start, len)),
             }
         }
-        Self { spans: merged }
+        Self { pieces: vec![(0, merged)] }
     }
 
-    /// Size, start and length of the part by dimension, those that are not sharded with the ones before them.
+    /// Matrices one after the other, of which each says where its elements are in the whole: offset, rows, columns and the
+    /// distance of rows.
     #[must_use]
-    pub fn spans(&self) -> &[(usize, usize, usize)] {
-        &self.spans
+    pub fn of_matrices(matrices: impl IntoIterator<Item = [usize; 4]>) -> Self {
+        let (mut pieces, mut first) = (Vec::new(), 0);
+        for [offset, rows, cols, stride] in matrices.into_iter().filter(|[_, rows, cols, _]| rows * cols > 0) {
+            let start = offset / stride.max(1);
+            let all = (start + rows, start, rows);
+            pieces.push((first, vec![all, (stride, offset % stride.max(1), cols)]));
+            first += rows * cols;
+        }
+        Self { pieces }
+    }
+
+    /// The piece with element `at`: the number of its first element, size, start and length by dimension, and the number of the
+    /// first element behind it, if there are more.
+    #[must_use]
+    #[inline]
+    pub fn piece(&self, at: usize) -> (usize, &[Span], Option<usize>) {
+        let next = self.pieces.partition_point(|(first, _)| *first <= at);
+        let (first, spans) =
+            self.pieces.get(next.saturating_sub(1)).map_or((0, [].as_slice()), |(first, spans)| (*first, spans));
+        (first, spans, self.pieces.get(next).map(|(first, _)| *first))
+    }
+
+    /// The most dimensions that a piece has.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.pieces.iter().map(|(_, spans)| spans.len()).max().unwrap_or(0)
     }
 
     /// The position of stored element `at` in the whole tensor, and how many elements from it on lie together there.
     #[must_use]
     pub fn find(&self, at: usize) -> (u64, usize) {
+        let (first, spans, _) = self.piece(at);
+        let at = at - first;
         let (mut rest, mut step, mut place) = (at, 1, 0);
-        for &(size, start, len) in self.spans.iter().rev() {
+        for &(size, start, len) in spans.iter().rev() {
             place += (start + rest % len.max(1)) * step;
             rest /= len.max(1);
             step *= size;
         }
-        let run = self.spans.last().map_or(1, |&(_, _, len)| len.max(1));
+        let run = spans.last().map_or(1, |&(_, _, len)| len.max(1));
         (place as u64, run - at % run)
     }
 }
@@ -199,7 +250,7 @@ mod tests {
     #[test]
     fn blocks_any_width_cover_each_row_by_itself() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (513, 256)] {
-            let blocks = Blocks { scales: FlatPtr::EMPTY, width, block };
+            let blocks = Blocks { scales: FlatPtr::EMPTY, width, block, rounding: None };
             let (mut at, mut number) = (0, 0);
             while at < 3 * width {
                 let (found, end) = blocks.block_at(at);
@@ -247,5 +298,21 @@ mod tests {
                 assert!((at..(at + run).min(count)).all(|i| expected(i) == place + (i - at) as u64));
             }
         }
+    }
+
+    #[test]
+    fn places_of_matrices_equal_the_definition() {
+        // In rows of 10: all of rows 3 and 4, columns 2 to 4 of rows 0 and 1, nothing, column 9 of row 7.
+        let matrices = [[30, 2, 10, 10], [2, 2, 3, 10], [0, 0, 5, 10], [79, 1, 1, 10]];
+        let expected: Vec<u64> = (30..50).chain([2, 3, 4, 12, 13, 14, 79]).collect();
+        let places = Places::of_matrices(matrices);
+        for (at, &place) in expected.iter().enumerate() {
+            let (found, run) = places.find(at);
+            assert_eq!(found, place, "{at}");
+            let together = expected[at..].iter().zip(place..).take_while(|(a, b)| **a == *b).count();
+            assert!(run >= 1 && run <= together, "{at}: {run} of {together}");
+        }
+        assert_eq!((places.piece(19).2, places.piece(20).0, places.piece(26).2), (Some(20), 20, None));
+        assert_eq!(places.depth(), 2);
     }
 }

@@ -18,7 +18,7 @@ pub use buffer::{Element, FlatPtr, FlatView, FlatViewMut, address_of, to_i64};
 pub use device::{Device, emulate, emulate_at, is_emulated, work_on_emulated};
 pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
 pub use elements::Elements;
-pub use encoding::{Blocks, Coded, CodedMut, Encoding, MOST_SPANS, Places, Rounding};
+pub use encoding::{Blocks, Coded, CodedMut, Encoding, MOST_SPANS, Places, RoundedFrom, Rounding, Span};
 pub use fast_path::{
     Dispatch, Gradient, Held, Owner, Watch, check_storage, has_dispatch, prefetch, require_memory,
 };

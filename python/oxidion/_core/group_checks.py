@@ -18,6 +18,13 @@ LONG = 8
 """Ratio of the sides of a matrix that looks like an embedding or an output layer."""
 
 
+def listed(held: object) -> Any:
+    """The parameters of a ``ParameterList`` or ``ParameterDict``, of this with names; else what is given."""
+    if isinstance(held, nn.ParameterDict):
+        return list(held.items())
+    return list(held) if isinstance(held, nn.ParameterList) else held
+
+
 def name(
     group: dict[str, Any], number: int, others: Sequence[Mapping[str, Any]], names: Collection[str] | None
 ) -> None:
@@ -33,15 +40,13 @@ def name(
         ValueError: for names where the other groups have none, and for a name that another parameter has.
         TypeError: for a module in the place of its parameters.
     """
-    held = group.get("params")
-    if isinstance(held, nn.ParameterDict):
-        held = list(held.items())
-    elif isinstance(held, nn.Module) and not isinstance(held, nn.ParameterList):
+    held = listed(group.get("params"))
+    if isinstance(held, nn.Module):
         raise TypeError(
             f"group {number}: params must be parameters, got the module {type(held).__name__}: add the groups"
             " of param_groups(module, prefix='its name in the model') one by one"
         )
-    elif isinstance(held, Tensor):
+    if isinstance(held, Tensor):
         held = [held]
     elif isinstance(held, Iterable) and not isinstance(held, (Mapping, AbstractSet, str)):
         held = list(held)
@@ -109,11 +114,10 @@ def refuse_alien(
         return
     own = schemas[algorithm]
     read = read_keys(own, words)
-    for key, value in group.items():
+    for key in [key for key in group if key not in read]:
         usual = [fields[key].default for fields in schemas.values() if key in fields]
-        if key in read or not usual or any(_is_equal(value, other) for other in (None, *usual)):
-            continue
-        raise unread(key, value, algorithm, own, where, before)
+        if usual and not any(_is_equal(group[key], other) for other in (None, *usual)):
+            raise unread(key, group[key], algorithm, own, where, before)
 
 
 def unread(
@@ -171,11 +175,16 @@ def warn_of_tables(cls: str, group: Mapping[str, Any], number: int) -> None:
             )
 
 
+def lacks_rank(own: Mapping[str, validate.Field], groups: Iterable[Mapping[str, Any]]) -> bool:
+    """True for a class that projects gradients, by its group keys, of which no group has a rank."""
+    return "rank" in own and not any(group.get("rank") for group in groups)
+
+
 def tell_of_others(
     cls: str, algorithm: str, groups: Sequence[Mapping[str, Any]], own: Mapping[str, validate.Field]
 ) -> None:
     """Logs a warning if no group has the algorithm of the class, or the rank without which it is another."""
-    if "rank" in own and groups and not any(group.get("rank") for group in groups):
+    if groups and lacks_rank(own, groups):
         logging.getLogger("oxidion").warning(
             "no group of this %s has a rank, so no gradient is projected: pass rank=, or give it to a group",
             cls,

@@ -296,16 +296,19 @@ def is_mesh(value: object) -> bool:
     return isinstance(value, (DeviceMesh, torch.distributed.ProcessGroup))
 
 
+def _has_ranks() -> bool:
+    """True where torch's default process group is there."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def world_size() -> int:
     """The number of ranks; 1 where there are none."""
-    is_ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if is_ready else 1
+    return torch.distributed.get_world_size() if _has_ranks() else 1
 
 
 def is_first_rank() -> bool:
     """True on rank 0, and where there are no ranks."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+    return not _has_ranks() or torch.distributed.get_rank() == 0
 
 
 def local(tensor: Tensor) -> Tensor:

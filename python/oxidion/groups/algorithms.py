@@ -14,7 +14,7 @@ from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import nearest
 
-MATRIX, SCALAR = "matrix", "scalar"
+MATRICES, OTHERS = "matrix", "scalar"
 """Words for the algorithms of groups that were made without naming one: the class's, and that of the rest."""
 
 
@@ -166,7 +166,7 @@ def name_in(group: dict[str, Any], cls: type[OxOptimizer], lr: Any) -> None:
         group.clear()
         group.update(made)
         given = group["algorithm"]
-    elif given in (MATRIX, SCALAR):
+    elif given in (MATRICES, OTHERS):
         raise ValueError(
             f"algorithm={given!r} stood for that of the class which takes the groups, and became mere text, "
             "as by pickle: name the algorithm, param_groups(model, algorithm=...)"

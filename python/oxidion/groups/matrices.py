@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion._core import schema
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR, nearest
+from oxidion._core.group_checks import listed
 from oxidion._core.validate import shown
 from oxidion.groups import algorithms, facts
 from oxidion.groups.kinds import Held, Kind, Model
@@ -76,7 +77,7 @@ def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any
     if isinstance(params, Tensor):
         raise TypeError("params must be an iterable of parameters or groups, got a tensor")
     owned = set(map(id, model.parameters()))
-    given = list(params.items() if isinstance(params, nn.ParameterDict) else params)
+    given = list(listed(params))
     groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
     found: dict[int, tuple[int, dict[str, Any]]] = {}
     for number, group in enumerate(groups):

@@ -133,7 +133,7 @@ class Settings:
             cls: the class for matrices; None: the one that takes the group.
         """
         if cls is None:
-            word = algorithms.MATRIX if request.is_matrix else algorithms.SCALAR
+            word = algorithms.MATRICES if request.is_matrix else algorithms.OTHERS
             source = self.own if request.is_matrix else {"lr": self.own.get("lr"), **self.rest}
             rate = {"lr": self.rates[request.part]} if request.part else {}
             made = {**source, **rate, **request.views, **request.override, **request.handed}

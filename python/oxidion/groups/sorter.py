@@ -10,6 +10,7 @@ from torch import nn
 
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import OPTIONS, SCALAR, unknown
+from oxidion._core.group_checks import lacks_rank, listed
 from oxidion._dist.comm import is_mesh
 from oxidion.groups import algorithms
 from oxidion.groups.facts import replicas
@@ -56,10 +57,10 @@ class ModelSorter:
             ValueError: as `param_groups`, and for parameters that are not the model's.
         """
         _refuse_others(cls, given)
-        params, model = given.get("params"), options.pop("model", None)
-        if isinstance(params, nn.ParameterDict):
-            params = given["params"] = list(params.items())
-        elif isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
+        params, model = listed(given.get("params")), options.pop("model", None)
+        if isinstance(params, list):
+            given["params"] = params
+        if isinstance(params, nn.Module):
             if model not in (None, params):
                 raise TypeError(
                     f"{cls.__name__}(): two models were given, {type(params).__name__} and "
@@ -135,7 +136,7 @@ def _refuse_others(cls: type[OxOptimizer], given: Mapping[str, Any]) -> None:
 
 def _check_rank(cls: type[OxOptimizer], rank: Any, groups: Iterable[Mapping[str, Any]]) -> None:
     """Refuses a class that projects gradients and has no rank, which would be AdamW throughout."""
-    if "rank" in cls._SCHEMA and rank is None and not any(group.get("rank") for group in groups):
+    if rank is None and lacks_rank(cls._SCHEMA, groups):
         raise ValueError(
             f"{cls.__name__} needs the rank of its projection, and none is given: "
             f"oxidion.{cls.__name__}(model, rank=128)"

@@ -133,6 +133,7 @@ impl Algorithm for Apollo {
             init: Init::Zeros,
             sharding: (0..lead).map(DimSharding::LikeParam).collect(),
             share: Share::Number,
+            moment: None,
             coded: None,
             on_host: false,
         });

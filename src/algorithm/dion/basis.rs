@@ -36,6 +36,7 @@ impl Dion {
             dtype: self.q_dtype.or(self.storage.dtype()).unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
             sharding,
+            moment: None,
             coded: None,
             on_host: false,
             share: if apart {

@@ -159,6 +159,7 @@ impl GaLore {
                 .chain([DimSharding::LikeParam(dim), DimSharding::Replicated])
                 .collect(),
             share: Share::Side { side, leading: lead, column: false },
+            moment: None,
             coded: None,
             on_host: false,
         }

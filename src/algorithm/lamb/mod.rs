@@ -10,7 +10,7 @@ use super::{Algorithm, flops, whole};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Debias, Factors, Trust};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 9] = [
@@ -146,10 +146,9 @@ impl Algorithm for Lamb {
     }
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let moment = |role, dtype, code| self.storage.like(role, p, dtype).eight_bit(code, &self.storage);
         Ok(vec![
-            moment("momentum", self.momentum_dtype, Code::Signed),
-            moment("variance", self.variance_dtype, Code::Unsigned),
+            self.storage.momentum(p, self.momentum_dtype),
+            self.storage.second_moment(p, self.variance_dtype),
             self.step.clone(),
         ])
     }

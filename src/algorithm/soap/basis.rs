@@ -274,6 +274,7 @@ impl Bases {
             share,
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
+            moment: None,
             coded: None,
             on_host: false,
         };

@@ -124,7 +124,9 @@ impl Algorithm for Soap {
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let variance = StateSpec::like("variance", p, p.dtype.arithmetic());
         let mut states = vec![
-            self.storage.momentum(p, None),
+            // Not in 8 bits: turned into the bases, its error would be as large in each direction, also where gradients are
+            // small, and there the step divides it by a small number.
+            self.storage.plain_momentum(p, None),
             variance.eight_bit(Code::Unsigned, &self.storage),
             StateSpec::counter("step"),
         ];

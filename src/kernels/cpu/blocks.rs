@@ -1,19 +1,19 @@
-//! States of one byte: the dynamic code books (Dettmers et al. 2022, arXiv:2110.02861), encoding and decoding.
+//! States of one byte: encoding and decoding, and the code book of numbers of either sign, the dynamic one of Dettmers et al.
+//! (2022, arXiv:2110.02861). That of numbers that are not negative is in `positive.rs`.
 //!
-//! A block is stored as its largest absolute value, its scale, and a code for each element: the nearest entry of the
-//! code book to `(x·s)·(1 / (scale·s))`, in float32, products and quotient rounded one by one, with `s` a power of two
-//! that keeps them normal. Of two entries that are equally near the one nearer to 0 is taken, so that the codes of -x
-//! mirror those of x. All is fixed but the way of the search, so that another machine finds the same codes.
+//! A block is stored as its largest absolute value, its scale, and a code for each element: that of an entry of the code
+//! book next to `(x·s)·(1 / (scale·s))`, in float32, products and quotient rounded one by one, with `s` a power of two
+//! that keeps them normal. All is fixed but the way of the search, so that another machine finds the same codes.
 //!
-//! The signed book has -e, 0 and e for e in decade i = 0..6 (2ⁱ entries each), and 1; the unsigned one 0, twice as many e
-//! in each decade, and 1. Entry j of a decade is the middle of part j of [0.1, 1] in equal parts, times 10^(i-6).
-//! A scale that is not finite makes its whole block NaN.
+//! The signed book has -e, 0 and e for e in decade i = 0..6 (2ⁱ entries each), and 1. Entry j of a decade is the middle of
+//! part j of [0.1, 1] in equal parts, times 10^(i-6). The nearest entry is taken, of two that are equally near the one
+//! nearer to 0, so that the codes of -x mirror those of x. A scale that is not finite makes its whole block NaN.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::search::{Tables, decode, search};
-use super::{Real, TILE};
+use super::{Real, TILE, positive, rounding};
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{DType, Encoding, FlatView, FlatViewMut};
+use crate::tensor::{DType, Encoding, FlatView, FlatViewMut, RoundedFrom};
 
 /// Decades of a code book.
 pub(in crate::kernels) const DECADES: usize = 7;
@@ -24,24 +24,22 @@ const TO_INTEGER: f32 = 12_582_912.0;
 /// Distance to a bound, in entries, up to which the fast search is in doubt: its own error is below 4e-5.
 pub(in crate::kernels) const DOUBT: f32 = 5e-5;
 
-/// A code book and what finds an entry in it.
+/// Number of the entry 0.
+const ZERO: u8 = 127;
+
+/// The code book of numbers of either sign and what finds an entry in it.
 pub(in crate::kernels) struct Book {
     /// Entries in ascending order.
     values: [f32; 256],
-    /// Number of the entry 0.
-    zero: u32,
     /// The largest float32 that is at most the middle of two neighbours: above 0, between decades, below 1.
     pub(super) bounds: [f32; DECADES + 1],
-    /// For what lies above the bound of the same number: entry `round(factor·a + shift)`, counted from `base`.
+    /// For what lies above the bound of the same number: entry `round(factor·a + shift)`, counted from 0.
     pub(super) lines: [(f32, f32); DECADES + 1],
-    /// Start of the count of entries: an entry's count minus this is its distance from 0.
-    base: u32,
 }
 
-static SIGNED: Book = Book::new(true);
-static UNSIGNED: Book = Book::new(false);
+static BOOK: Book = Book::new();
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-static TABLES: [Tables; 2] = [Tables::new(&SIGNED), Tables::new(&UNSIGNED)];
+static TABLES: Tables = Tables::new(&BOOK);
 
 impl Book {
     #[allow(
@@ -50,17 +48,15 @@ impl Book {
         clippy::cast_sign_loss,
         clippy::cast_lossless
     )] // small numbers, rounded on purpose
-    const fn new(signed: bool) -> Self {
-        let zero = if signed { 127 } else { 0 };
+    const fn new() -> Self {
+        let zero = ZERO as usize;
         let mut values = [0.0; 256];
         let mut lines = [(0.0, 0.0); DECADES + 1];
         let mut first = [0; DECADES + 1];
-        // Counted so that the entries of a decade begin at a power of two.
-        let base = if signed { 0 } else { 1 };
         let mut next = zero + 1;
         let mut i = 0;
         while i < DECADES {
-            let count = 1_usize << (i + base);
+            let count = 1_usize << i;
             lines[i].0 = (count as f64 / (0.9 * POWERS[i])) as f32;
             lines[i].1 = (count as f64 - count as f64 / 9.0 - 0.5) as f32;
             first[i] = next;
@@ -68,15 +64,13 @@ impl Book {
             while j < count {
                 let value = (POWERS[i] * (0.1 + 0.9 * (j as f64 + 0.5) / count as f64)) as f32;
                 values[next] = value;
-                if signed {
-                    values[2 * zero - next] = -value;
-                }
+                values[2 * zero - next] = -value;
                 (next, j) = (next + 1, j + 1);
             }
             i += 1;
         }
         (values[255], first[DECADES]) = (1.0, 255);
-        lines[DECADES].1 = (1_usize << (DECADES + base)) as f32;
+        lines[DECADES].1 = (1_usize << DECADES) as f32;
         let mut bounds = [0.0; DECADES + 1];
         let mut k = 0;
         while k <= DECADES {
@@ -85,22 +79,12 @@ impl Book {
             bounds[k] = if near as f64 <= middle { near } else { near.next_down() };
             k += 1;
         }
-        Self { values, zero: zero as u32, bounds, lines, base: base as u32 }
-    }
-
-    /// Count that is found below all bounds.
-    #[allow(clippy::cast_precision_loss)] // 0 or 1
-    pub(in crate::kernels) const fn none(&self) -> f32 {
-        self.base as f32
-    }
-
-    fn of(dtype: DType) -> &'static Self {
-        if dtype == DType::UQ8 { &UNSIGNED } else { &SIGNED }
+        Self { values, bounds, lines }
     }
 
     /// The nearest entry to a number, by the definition.
     fn nearest(&self, q: f32) -> u8 {
-        let (zero, negative) = (self.zero as usize, q < 0.0);
+        let (zero, negative) = (usize::from(ZERO), q < 0.0);
         let most = if negative { zero } else { 255 - zero };
         let a = f64::from(q.abs());
         // Among the entries on q's side of 0, counted from there.
@@ -117,9 +101,8 @@ impl Book {
 }
 
 /// The entries of the code book of a type in ascending order, and the number of the entry 0.
-pub(in crate::kernels) fn book(dtype: DType) -> ([f32; 256], i64) {
-    let book = Book::of(dtype);
-    (book.values, i64::from(book.zero))
+pub(in crate::kernels) fn book(dtype: DType) -> (&'static [f32; 256], u8) {
+    if dtype == DType::UQ8 { (&positive::VALUES, 0) } else { (&BOOK.values, ZERO) }
 }
 
 /// The largest absolute value, float32; NaN where there is one.
@@ -143,34 +126,42 @@ fn shift(scale: f32) -> f32 {
     }
 }
 
-/// Encodes one block; returns its scale.
+/// The factors by which the numbers of a block become those of the code book; none where there is nothing to tell apart.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
-    let book = if SIGN { &SIGNED } else { &UNSIGNED };
-    let scale = largest(values);
-    #[allow(clippy::cast_possible_truncation)] // at most 127
-    let zero = book.zero as u8;
-    if scale == 0.0 || !scale.is_finite() {
-        codes.fill(zero);
-        return scale;
-    }
+fn factors(scale: f32) -> Option<(f32, f32)> {
     let power = shift(scale);
-    let inverse = 1.0 / (scale * power);
-    let Book { bounds, lines, base, .. } = book;
+    (scale > 0.0 && scale.is_finite()).then(|| (power, 1.0 / (scale * power)))
+}
+
+/// The codes of numbers that are not negative: rounded at random, or to the nearest.
+#[inline(always)]
+#[allow(clippy::inline_always)] // inside its caller's instruction set
+fn unsigned<C: Real>(values: &[C], factors: (f32, f32), from: Option<RoundedFrom<'_>>, codes: &mut [u8]) {
+    let mut random = [1 << 15; MOST_BLOCK];
+    if let Some(from) = from {
+        rounding::fill(from, &mut random[..codes.len()]);
+    }
+    positive::encode(values, factors, &random, codes);
+}
+
+/// The codes of numbers of either sign.
+#[inline(always)]
+#[allow(clippy::inline_always)] // inside its caller's instruction set
+fn signed<C: Real>(values: &[C], (power, inverse): (f32, f32), codes: &mut [u8]) {
+    let Book { bounds, lines, .. } = &BOOK;
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if let Some(values) = C::as_f32(values) {
-        let tables = if SIGN { &TABLES[0] } else { &TABLES[1] };
-        let again = |x: &[f32], codes: &mut [u8]| refine(book, x, power, inverse, codes);
-        if search::<SIGN>(book, tables, values, (power, inverse), codes, again) {
-            return scale;
+        let again = |x: &[f32], codes: &mut [u8]| refine(x, power, inverse, codes);
+        if search(&BOOK, &TABLES, values, (power, inverse), codes, again) {
+            return;
         }
     }
     let mut doubt = 0_u32;
     for (code, x) in codes.iter_mut().zip(values) {
         let q = (x.to_f32() * power) * inverse;
-        let a = if SIGN { q.abs() } else { q };
-        let (mut factor, mut add) = (0.0, book.none());
+        let a = q.abs();
+        let (mut factor, mut add) = (0.0, 0.0);
         for (bound, line) in bounds.iter().zip(lines) {
             let above = a > *bound;
             factor = if above { line.0 } else { factor };
@@ -183,27 +174,23 @@ fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
         let (sum, whole) = (found + TO_INTEGER, found + TO_INTEGER - TO_INTEGER);
         doubt |= u32::from((found - whole).abs() > 0.5 - DOUBT);
         let number = sum.to_bits() & 0x1ff;
-        let number = if SIGN {
-            // -1 has no entry of its own.
-            if q < 0.0 { 127 - number.min(127) } else { 127 + number }
-        } else {
-            number - base
-        };
+        // -1 has no entry of its own.
+        let number = if q < 0.0 { 127 - number.min(127) } else { 127 + number };
         #[allow(clippy::cast_possible_truncation)] // at most 255
         {
             *code = number as u8;
         }
     }
     if doubt != 0 {
-        refine(book, values, power, inverse, codes);
+        refine(values, power, inverse, codes);
     }
-    scale
 }
 
 /// Searches again for those codes whose number is next to a middle of two entries.
 #[cold]
 #[inline(never)]
-fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &mut [u8]) {
+fn refine<C: Real>(values: &[C], power: f32, inverse: f32, codes: &mut [u8]) {
+    let book = &BOOK;
     for (code, x) in codes.iter_mut().zip(values) {
         let q = (x.to_f32() * power) * inverse;
         let at = usize::from(*code);
@@ -222,7 +209,7 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
     let Some(stored) = from.coded() else {
         return to.fill(C::from_f32(f32::NAN));
     };
-    let values = &Book::of(from.dtype()).values;
+    let (values, _) = book(from.dtype());
     let mut at = 0;
     while at < stored.codes.len() {
         let (codes, scale) = stored.block(at);
@@ -243,18 +230,24 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
 /// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
-    let is_signed = to.dtype() == DType::Q8;
+pub(in crate::kernels) fn store<C: Real>(numbers: &[C], to: &mut FlatViewMut<'_>) {
+    let dtype = to.dtype();
     let Some(mut stored) = to.coded() else { return };
     let mut at = 0;
     while at < stored.len() {
+        let from = stored.rounded_from(at);
         let Some((codes, scale)) = stored.block(at) else {
             debug_assert!(false, "a part of a block was stored");
             return;
         };
-        let values = &from[at..at + codes.len()];
+        let values = &numbers[at..at + codes.len()];
         at += codes.len();
-        *scale = if is_signed { encode::<C, true>(values, codes) } else { encode::<C, false>(values, codes) };
+        *scale = largest(values);
+        match factors(*scale) {
+            None => codes.fill(book(dtype).1),
+            Some(factors) if dtype == DType::Q8 => signed(values, factors, codes),
+            Some(factors) => unsigned(values, factors, from, codes),
+        }
     }
 }
 

@@ -157,6 +157,7 @@ pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
             let to = to.slice_mut::<bf16>().iter_mut();
             to.zip(from).for_each(|(y, x)| *y = bf16::from_bits(bf16_bits(x.to_f32())));
         }
+        DType::F16 if super::rounding::store(from, to) => {}
         DType::F16 => {
             let mut narrow = [0.0_f32; super::TILE];
             for (y, x) in to.slice_mut::<f16>().chunks_mut(super::TILE).zip(from.chunks(super::TILE)) {

@@ -10,6 +10,7 @@ pub(super) mod pack;
 pub(super) mod philox;
 pub(super) mod product;
 pub(super) mod reduce;
+pub(super) mod positive;
 pub(super) mod rounding;
 pub(super) mod rows;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

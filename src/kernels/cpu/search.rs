@@ -31,9 +31,8 @@ pub(in crate::kernels) struct Tables {
 
 impl Tables {
     pub(in crate::kernels) const fn new(book: &Book) -> Self {
-        let none = book.none();
         let (mut bounds, mut below) = ([f32::INFINITY; 32], [0; 32]);
-        let (mut factor, mut shift) = ([0.0; LANES], [none; LANES]);
+        let (mut factor, mut shift) = ([0.0; LANES], [0.0; LANES]);
         let mut exponent = LEAST;
         while exponent <= 127 {
             let (first, next) = (f32::from_bits(exponent << 23), f32::from_bits((exponent + 1) << 23));
@@ -69,11 +68,11 @@ pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], 
     true
 }
 
-/// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful. False, with
+/// As the loop of `blocks::signed`; calls `refine` for the lanes from some element on where one is doubtful. False, with
 /// nothing done, where the processor has no AVX-512.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-pub(in crate::kernels) fn search<const SIGN: bool>(
+pub(in crate::kernels) fn search(
     book: &Book,
     tables: &Tables,
     values: &[f32],
@@ -85,7 +84,7 @@ pub(in crate::kernels) fn search<const SIGN: bool>(
         return false;
     }
     // SAFETY: `isa::best` found the features in this processor.
-    unsafe { search_there::<SIGN>(book, tables, values, factors, &mut codes[..values.len()], refine) };
+    unsafe { search_there(book, tables, values, factors, &mut codes[..values.len()], refine) };
     true
 }
 
@@ -104,7 +103,7 @@ fn decode_there(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn search_there<const SIGN: bool>(
+fn search_there(
     book: &Book,
     tables: &Tables,
     values: &[f32],
@@ -127,14 +126,14 @@ fn search_there<const SIGN: bool>(
     let floor = _mm512_set1_ps(f32::from_bits(LEAST << 23));
     // -1 has no entry of its own.
     let most = _mm512_set1_ps(-book.bounds[DECADES]);
-    let zero = _mm512_set1_epi32(if SIGN { 127 } else { -1 });
+    let zero = _mm512_set1_epi32(127);
     for (part, out) in values.chunks(LANES).zip(codes.chunks_mut(LANES)) {
         let mask = u16::MAX >> (LANES - part.len());
         // SAFETY: the mask leaves out what is behind the part.
         let x = unsafe { _mm512_maskz_loadu_ps(mask, part.as_ptr()) };
         let q = _mm512_mul_ps(_mm512_mul_ps(x, power), inverse);
-        let q = if SIGN { _mm512_max_ps(q, most) } else { q };
-        let a = _mm512_max_ps(if SIGN { _mm512_abs_ps(q) } else { q }, floor);
+        let q = _mm512_max_ps(q, most);
+        let a = _mm512_max_ps(_mm512_abs_ps(q), floor);
         let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(a));
         let bound = _mm512_permutex2var_ps(low_bounds, exponent, high_bounds);
         let under = _mm512_permutex2var_epi32(less_low, exponent, less_high);
@@ -148,11 +147,8 @@ fn search_there<const SIGN: bool>(
         let number = _mm512_cvtps_epi32(found);
         let off = _mm512_abs_ps(_mm512_sub_ps(found, _mm512_cvtepi32_ps(number)));
         let doubt = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(off, _mm512_set1_ps(0.5 - DOUBT));
-        let mut code = _mm512_add_epi32(number, zero);
-        if SIGN {
-            let negative = _mm512_movepi32_mask(_mm512_castps_si512(q));
-            code = _mm512_mask_sub_epi32(code, negative, zero, number);
-        }
+        let negative = _mm512_movepi32_mask(_mm512_castps_si512(q));
+        let code = _mm512_mask_sub_epi32(_mm512_add_epi32(number, zero), negative, zero, number);
         // SAFETY: the mask leaves out what is behind the part.
         unsafe { _mm512_mask_cvtepi32_storeu_epi8(out.as_mut_ptr().cast(), mask, code) };
         if doubt != 0 {

@@ -15,19 +15,17 @@ const MANY: usize = 96;
 const STRETCH: usize = 256;
 /// Elements of a block for each thread that works on it.
 const SHARE: usize = 8;
-/// Number of bfloat16 that is rounded at random in `jobs.cuh`.
-const ROUNDED: u8 = 6;
 
 /// As `rounding.cuh` lays it out: size, start and length.
 type Span = [i64; 3];
 
 /// As `rounding.cuh` lays it out.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RandomBits {
-    key: [u32; 4],
-    first: i64,
+    key: u32,
     spans: i32,
+    first: i64,
     span: [Span; MOST_SPANS],
 }
 
@@ -44,6 +42,8 @@ pub(super) struct CodedJob {
     share: u32,
     block: u32,
     lanes: u32,
+    tag: [u32; MOST_OPERANDS],
+    random: u32,
     rounding: RandomBits,
 }
 
@@ -57,7 +57,7 @@ struct CodedJobs<const MOST: usize> {
 }
 
 const _: () = {
-    assert!(size_of::<RandomBits>() == 128 && size_of::<CodedJob>() == size_of::<Job>() + 200);
+    assert!(size_of::<RandomBits>() == 112 && size_of::<CodedJob>() == size_of::<Job>() + 208);
     assert!(size_of::<CodedSumJobs<MANY>>() <= 32764);
 };
 
@@ -93,12 +93,16 @@ impl Cut {
 }
 
 impl RandomBits {
-    fn of(rounding: &Rounding, first: usize) -> Result<Self> {
-        let spans = rounding.places.spans();
+    /// Of `length` elements from number `first` on.
+    fn of(rounding: &Rounding, first: usize, length: usize) -> Result<Self> {
+        let (start, spans, end) = rounding.places.piece(first);
         if spans.len() > MOST_SPANS {
             return Err(Error::Internal(format!("a tensor that is cut in {} dimensions", spans.len())));
         }
-        let mut bits = Self { key: rounding.key, first: narrow(first)?, ..Self::default() };
+        if end.is_some_and(|end| first + length > end) {
+            return Err(Error::Internal("a pass over more than one matrix of a state".into()));
+        }
+        let mut bits = Self { key: rounding.key[0], first: narrow(first - start)?, ..Self::default() };
         // A single number has no dimensions.
         for (to, &(size, start, length)) in bits.span.iter_mut().zip(spans.iter().chain([&(1, 0, 1)])) {
             *to = [narrow(size)?, narrow(start)?, narrow(length)?];
@@ -122,12 +126,11 @@ impl CodedJob {
                         return Err(Error::Internal("operands of a pass in different blocks".into()));
                     }
                     scales[at] = Some(blocks);
+                    if let Some(rounding) = &blocks.rounding {
+                        job.round(at, rounding, first, length)?;
+                    }
                 }
-                Some((Encoding::Rounding(rounding), first)) => {
-                    // Of two the last one is written, as an average of a parameter is.
-                    job.plain.kind[at] = ROUNDED;
-                    job.rounding = RandomBits::of(rounding, first)?;
-                }
+                Some((Encoding::Rounding(rounding), first)) => job.round(at, rounding, first, length)?,
                 None if flat.dtype().is_quantized() => {
                     return Err(Error::Internal("a pass over codes without scales".into()));
                 }
@@ -151,6 +154,17 @@ impl CodedJob {
         // Blocks are counted in 32 bits, from the beginning of the first row to the end of the last piece.
         let _: i32 = narrow(blocks + cut.in_row() + 2 * PIECE)?;
         Ok(job)
+    }
+
+    /// Has an operand rounded at random.
+    fn round(&mut self, at: usize, rounding: &Rounding, first: usize, length: usize) -> Result<()> {
+        let bits = RandomBits::of(rounding, first, length)?;
+        if self.random != 0 && bits != self.rounding {
+            return Err(Error::Internal("operands of a pass at different places".into()));
+        }
+        self.random |= 1 << at | u32::from(rounding.stays_positive) << (MOST_OPERANDS + at);
+        (self.tag[at], self.rounding) = (rounding.key[1], bits);
+        Ok(())
     }
 
     fn pieces(&self) -> usize {
@@ -253,7 +267,7 @@ mod tests {
     #[test]
     fn blocks_of_a_cut_equal_those_of_the_form() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (1000, 256)] {
-            let form = Blocks { scales: FlatPtr::EMPTY, width, block };
+            let form = Blocks { scales: FlatPtr::EMPTY, width, block, rounding: None };
             let mut starts = vec![0];
             while starts[starts.len() - 1] < 3 * width {
                 starts.push(form.block_at(starts[starts.len() - 1]).1);
@@ -287,7 +301,7 @@ mod tests {
         {
             let blocks = 16384 / width * width.div_ceil(block);
             let scales = pointer(&mut scales[..blocks.div_ceil(2)], DType::F32);
-            let form = Encoding::Blocks(Blocks { scales, width, block });
+            let form = Encoding::Blocks(Blocks { scales, width, block, rounding: None });
             let operands = [encoded(&mut memory, DType::Q8, &form)];
             let job = CodedJob::new(Job::default(), &operands).unwrap();
             assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, blocks));
@@ -306,7 +320,7 @@ mod tests {
         let (mut scales, mut few) = (vec![0; 8], vec![0; 1]);
         let (scales, few) = (pointer(&mut scales, DType::F32), pointer(&mut few, DType::F32));
         let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, few)]
-            .map(|(width, block, scales)| Encoding::Blocks(Blocks { scales, width, block }));
+            .map(|(width, block, scales)| Encoding::Blocks(Blocks { scales, width, block, rounding: None }));
         let new = |operands: [FlatView<'_>; 2]| CodedJob::new(Job::default(), &operands);
         let flat = encoded(&mut memory, DType::Q8, &one);
         let mut with = |encoding| {
@@ -323,13 +337,14 @@ mod tests {
     fn new_tells_the_places_of_numbers_that_are_rounded_at_random() {
         let mut memory = vec![0; 16];
         let spans = |shape: &[usize], part: &[(usize, usize)]| {
-            Encoding::Rounding(Rounding { key: [1, 2, 3, 4], places: Places::new(shape, part) })
+            let places = Places::new(shape, part);
+            Encoding::Rounding(Rounding { key: [1, 2], places, stays_positive: false })
         };
         let mut one = |form: &Encoding| {
             CodedJob::new(Job::default(), &[encoded(&mut memory, DType::BF16, form).part(3, 60)])
         };
         let job = one(&spans(&[10, 8, 9], &[(2, 4), (0, 8), (1, 2)])).unwrap();
-        assert_eq!((job.plain.kind[0], job.rounding.key, job.rounding.first), (ROUNDED, [1, 2, 3, 4], 3));
+        assert_eq!((job.random, job.tag[0], job.rounding.key, job.rounding.first), (1, 2, 1, 3));
         assert_eq!(
             (job.rounding.spans, job.rounding.span[0], job.rounding.span[1]),
             (2, [80, 16, 32], [9, 1, 2])

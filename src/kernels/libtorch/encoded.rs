@@ -5,12 +5,11 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kernels::cpu::blocks::book;
-use crate::tensor::{Blocks, DType, Encoding, FlatView, Rounding, to_i64};
+use crate::kernels::cpu::positive::{OCTAVES, Octaves};
+use crate::tensor::{Blocks, DType, Encoding, FlatView, Rounding, Span, to_i64};
 
 /// Elements for which random numbers are made at once.
-const AT_ONCE: i64 = 1 << 22;
-/// Numbers of 16 bits that one block of the generator gives.
-const LANES: i64 = 8;
+const AT_ONCE: usize = 1 << 22;
 const WORD: i64 = 0xffff_ffff;
 const HALF: i64 = 0xffff;
 
@@ -20,7 +19,7 @@ pub(super) fn decode(x: &FlatView<'_>, codes: &Tensor, kind: Kind) -> Result<Ten
         return Err(Error::Internal("codes without blocks".into()));
     };
     let (values, _) = book(x.dtype());
-    let values = Tensor::f_from_slice(&values)?.f_to_device(codes.device())?;
+    let values = Tensor::f_from_slice(values)?.f_to_device(codes.device())?;
     let scales = scales_of(blocks)?.f_index_select(0, &numbers_of(blocks, first, codes)?)?;
     let numbers = values.f_index_select(0, &codes.f_to_kind(Kind::Int64)?)?.f_mul(&scales)?;
     Ok(numbers.f_to_kind(kind)?)
@@ -64,7 +63,6 @@ fn encode_blocks(
     stored: &mut Tensor,
     numbers: &Tensor,
 ) -> Result<()> {
-    let (values, zero) = book(dtype);
     let numbers = numbers.f_to_kind(Kind::Float)?;
     let count = numbers.numel();
     if count == 0 {
@@ -84,21 +82,45 @@ fn encode_blocks(
     let inverse = scale.f_mul(&power)?.f_reciprocal()?;
     let quotients = numbers.f_mul(&power)?.f_mul(&inverse)?;
 
-    // Middles of neighbours from 0 on; of two entries that are equally near the one nearer to 0.
-    let start = usize::try_from(zero).unwrap_or(0);
-    let middles: Vec<f64> = values[start..]
-        .windows(2)
-        .map(|pair| f64::midpoint(f64::from(pair[0]), f64::from(pair[1])))
-        .collect();
-    let middles = Tensor::f_from_slice(&middles)?.f_to_device(numbers.device())?;
-    let away = quotients.f_abs()?.f_to_kind(Kind::Double)?.f_bucketize(&middles, false, false)?;
-    let is_negative = quotients.f_lt(0.0)?;
-    let below = away.f_clamp_max(zero)?.f_neg()?;
-    let codes = below.f_where_self(&is_negative, &away)?.f_add_scalar(zero)?;
+    let zero = i64::from(book(dtype).1);
+    let codes = if dtype == DType::Q8 { signed(&quotients)? } else { unsigned(blocks, first, &quotients)? };
     // A block of zeros, or whose scale is no number, has the code of zero.
     let says_nothing = scale.f_eq(0.0)?.f_logical_or(&scale.f_isfinite()?.f_logical_not()?)?;
     let none = codes.f_zeros_like()?.f_add_scalar(zero)?;
     Ok(stored.f_copy_(&none.f_where_self(&says_nothing, &codes)?)?)
+}
+
+/// The codes of numbers of either sign: the nearest entries, of two that are equally near the one nearer to 0.
+fn signed(quotients: &Tensor) -> Result<Tensor> {
+    let (values, zero) = book(DType::Q8);
+    let middles: Vec<f64> = values[usize::from(zero)..]
+        .windows(2)
+        .map(|pair| f64::midpoint(f64::from(pair[0]), f64::from(pair[1])))
+        .collect();
+    let middles = Tensor::f_from_slice(&middles)?.f_to_device(quotients.device())?;
+    let away = quotients.f_abs()?.f_to_kind(Kind::Double)?.f_bucketize(&middles, false, false)?;
+    let below = away.f_clamp_max(i64::from(zero))?.f_neg()?;
+    Ok(below.f_where_self(&quotients.f_lt(0.0)?, &away)?.f_add_scalar(i64::from(zero))?)
+}
+
+/// The codes of numbers that are not negative, as `crate::kernels::cpu::positive` has them.
+fn unsigned(blocks: &Blocks, first: usize, quotients: &Tensor) -> Result<Tensor> {
+    let is_positive = quotients.f_gt(0.0)?;
+    let bits = quotients.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_mul(&is_positive)?;
+    let random = match &blocks.rounding {
+        Some(rounding) => random_halves(rounding, first, bits.numel(), &bits)?,
+        None => bits.f_zeros_like()?.f_add_scalar(1_i64 << 15)?,
+    };
+    let rounded = |part: &Octaves| -> Result<Tensor> {
+        let (cut, base) = (i64::from(part.cut), i64::from(part.base));
+        let add = random.f_mul_scalar(1_i64 << (cut - 16))?.f_add_scalar(1_i64 << (cut - 17))?;
+        Ok(bits.f_add(&add)?.f_bitwise_right_shift_tensor_scalar(cut)?.f_sub_scalar(base)?)
+    };
+    let [top, middle, low] = &OCTAVES;
+    let from = |part: &Octaves| bits.f_ge(i64::from(part.from));
+    let few = rounded(middle)?.f_where_self(&from(middle)?, &rounded(low)?)?;
+    let found = rounded(top)?.f_where_self(&from(top)?, &few)?;
+    Ok(found.f_clamp_min(1_i64)?.f_clamp_max(255_i64)?.f_mul(&is_positive)?)
 }
 
 /// The largest absolute value of each of `many` blocks; NaN where there is one.
@@ -119,74 +141,101 @@ fn largest_of(
     Ok(padded.f_reshape([many, block])?.f_amax(&[1_i64][..], false)?)
 }
 
-/// Rounds to bfloat16 so that the mean is the number.
+/// Rounds to 16 bits so that the mean is the number.
 fn round(rounding: &Rounding, first: usize, stored: &mut Tensor, numbers: &Tensor) -> Result<()> {
-    let (count, first) = (to_i64(numbers.numel())?, to_i64(first)?);
-    for start in (0..count).step_by(usize::try_from(AT_ONCE).unwrap_or(1)) {
+    let count = numbers.numel();
+    for start in (0..count).step_by(AT_ONCE) {
         let length = AT_ONCE.min(count - start);
-        let x = numbers.f_narrow(0, start, length)?.f_to_kind(Kind::Float)?;
-        let bits = x.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_bitwise_and(WORD)?;
+        let (at, many) = (to_i64(start)?, to_i64(length)?);
+        let x = numbers.f_narrow(0, at, many)?.f_to_kind(Kind::Float)?;
         let random = random_halves(rounding, first + start, length, &x)?;
-        let high = |x: &Tensor| x.f_bitwise_right_shift_tensor_scalar(16);
-        let rounded = high(&bits.f_add(&random)?)?.f_bitwise_and(HALF)?;
-        let quiet = high(&bits)?.f_bitwise_or(0x40)?;
-        let halves = quiet.f_where_self(&x.f_isnan()?, &rounded)?;
+        let halves = match stored.kind() {
+            Kind::Half => half_bits(&x, &random, rounding.stays_positive)?,
+            _ => bfloat_bits(&x, &random)?,
+        };
         // The same 16 bits as a number with a sign.
         let wraps = halves.f_ge(0x8000)?.f_to_kind(Kind::Int64)?.f_mul_scalar(0x1_0000)?;
         let halves = halves.f_sub(&wraps)?.f_to_kind(Kind::Int16)?;
-        stored.f_narrow(0, start, length)?.f_copy_(&halves.f_view_dtype(Kind::BFloat16)?)?;
+        stored.f_narrow(0, at, many)?.f_copy_(&halves.f_view_dtype(stored.kind())?)?;
     }
     Ok(())
 }
 
+/// The bits of float32 numbers, in 64-bit integers that are not negative.
+fn bits_of(x: &Tensor) -> Result<Tensor> {
+    Ok(x.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_bitwise_and(WORD)?)
+}
+
+/// The bits of bfloat16 numbers, as `crate::kernels::cpu::rounding` has them.
+fn bfloat_bits(x: &Tensor, random: &Tensor) -> Result<Tensor> {
+    let bits = bits_of(x)?;
+    let high = |x: &Tensor| x.f_bitwise_right_shift_tensor_scalar(16);
+    let rounded = high(&bits.f_add(random)?)?.f_bitwise_and(HALF)?;
+    let quiet = high(&bits)?.f_bitwise_or(0x40)?;
+    Ok(quiet.f_where_self(&x.f_isnan()?, &rounded)?)
+}
+
+/// The bits of float16 numbers, as `crate::kernels::cpu::rounding` has them.
+fn half_bits(x: &Tensor, random: &Tensor, stays_positive: bool) -> Result<Tensor> {
+    const BIAS: i64 = (127 - 15) << 10;
+    let (size, least_normal) = (x.f_abs()?, 1.0 / 16384.0);
+    let is_small = size.f_lt(least_normal)?;
+    let moved = size.f_add_scalar(least_normal)?.f_where_self(&is_small, &size)?;
+    let cut = bits_of(&moved)?.f_add(&random.f_bitwise_right_shift_tensor_scalar(3)?)?;
+    let cut = cut.f_bitwise_right_shift_tensor_scalar(13)?.f_sub_scalar(BIAS)?;
+    let cut = cut.f_sub(&is_small.f_to_kind(Kind::Int64)?.f_mul_scalar(1 << 10)?)?;
+    let finite = cut.f_clamp_min(i64::from(stays_positive))?.f_clamp_max(0x7c00_i64)?;
+    let finite = finite.f_mul(&size.f_gt(0.0)?)?;
+    let sign = bits_of(x)?.f_bitwise_right_shift_tensor_scalar(16)?.f_bitwise_and(0x8000)?;
+    let nan = sign.f_bitwise_or(0x7e00)?;
+    Ok(nan.f_where_self(&x.f_isnan()?, &sign.f_add(&finite)?)?)
+}
+
 /// The random numbers of elements, by their position in the whole tensor.
-fn random_halves(rounding: &Rounding, first: i64, count: i64, like: &Tensor) -> Result<Tensor> {
+fn random_halves(rounding: &Rounding, first: usize, count: usize, like: &Tensor) -> Result<Tensor> {
+    let (mut parts, mut at) = (Vec::new(), first);
+    while at < first + count || parts.is_empty() {
+        let (start, spans, end) = rounding.places.piece(at);
+        let end = end.unwrap_or(usize::MAX).min(first + count);
+        parts.push(random_of_piece(rounding.key, spans, to_i64(at - start)?, to_i64(end - at)?, like)?);
+        at = end.max(at + 1);
+    }
+    Ok(Tensor::f_cat(&parts, 0)?)
+}
+
+/// The same within a piece.
+fn random_of_piece(key: [u32; 2], spans: &[Span], first: i64, count: i64, like: &Tensor) -> Result<Tensor> {
     let mut rest = Tensor::f_arange_start(first, first + count, (Kind::Int64, like.device()))?;
     let (mut place, mut step) = (rest.f_zeros_like()?, 1_i64);
-    for &(size, start, length) in rounding.places.spans().iter().rev() {
+    for &(size, start, length) in spans.iter().rev() {
         let length = to_i64(length.max(1))?;
         let here = rest.f_remainder(length)?.f_add_scalar(to_i64(start)?)?.f_mul_scalar(step)?;
         place = place.f_add(&here)?;
         rest = whole(&rest, length)?;
         step = step.saturating_mul(to_i64(size)?);
     }
-    let (block, lane) = (whole(&place, LANES)?, place.f_remainder(LANES)?);
-    let words = philox(&block, rounding.key)?;
     // Two numbers in each word.
-    let number = whole(&lane, 2)?.f_unsqueeze(0)?;
-    let word = Tensor::f_stack(&words, 0)?.f_gather(0, &number, false)?.f_squeeze_dim(0)?;
+    let word = word(&whole(&place, 2)?, key)?;
     let upper = word.f_bitwise_right_shift_tensor_scalar(16)?;
-    let is_upper = lane.f_remainder(2)?.f_eq(1)?;
+    let is_upper = place.f_remainder(2)?.f_eq(1)?;
     Ok(upper.f_where_self(&is_upper, &word)?.f_bitwise_and(HALF)?)
 }
 
-/// Blocks of `Philox4x32-10` by number, as `crate::kernels::cpu::philox` has them, in 64-bit integers.
-fn philox(block: &Tensor, [key0, key1, high0, high1]: [u32; 4]) -> Result<Vec<Tensor>> {
-    let fill = |x: u32| -> Result<Tensor> { Ok(block.f_zeros_like()?.f_add_scalar(i64::from(x))?) };
-    let mut counter = [
-        block.f_bitwise_and(WORD)?,
-        block.f_bitwise_right_shift_tensor_scalar(32)?.f_bitwise_and(WORD)?,
-        fill(high0)?,
-        fill(high1)?,
-    ];
-    let mut key = [key0, key1];
-    for _ in 0..10 {
-        let ([upper0, lower0], [upper1, lower1]) =
-            (product(&counter[0], 0xD251_1F53)?, product(&counter[2], 0xCD9E_8D57)?);
-        let mix = |upper: &Tensor, own: &Tensor, key: u32| -> Result<Tensor> {
-            Ok(upper.f_bitwise_xor_tensor(own)?.f_bitwise_xor(i64::from(key))?)
-        };
-        counter = [mix(&upper1, &counter[1], key[0])?, lower1, mix(&upper0, &counter[3], key[1])?, lower0];
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
-    }
-    Ok(counter.into())
+/// Words by number, as `crate::kernels::cpu::rounding` has them, in 64-bit integers.
+fn word(at: &Tensor, [key, tag]: [u32; 2]) -> Result<Tensor> {
+    let sum = |x: &Tensor, y: i64| -> Result<Tensor> { Ok(x.f_add_scalar(y)?.f_bitwise_and(WORD)?) };
+    let shifted = |x: &Tensor, by: i64| x.f_bitwise_xor_tensor(&x.f_bitwise_right_shift_tensor_scalar(by)?);
+    let high = at.f_bitwise_right_shift_tensor_scalar(32)?.f_bitwise_and(WORD)?;
+    let x = sum(&at.f_bitwise_and(WORD)?, i64::from(key))?;
+    let x = product(&shifted(&x, 17)?, 0xED5A_D4BB)?;
+    let x = sum(&x.f_add(&product(&high, 0x9E37_79B9)?)?, i64::from(tag))?;
+    let x = product(&shifted(&x, 11)?, 0xAC4C_1B51)?;
+    let x = product(&shifted(&x, 15)?, 0x3184_8BAB)?;
+    Ok(shifted(&x, 14)?)
 }
 
-/// Upper and lower word of products of 32-bit numbers; nothing exceeds 63 bits.
-fn product(x: &Tensor, by: i64) -> Result<[Tensor; 2]> {
-    let [high, low] = [x.f_mul_scalar(by >> 16)?, x.f_mul_scalar(by & HALF)?];
-    let middle = high.f_add(&low.f_bitwise_right_shift_tensor_scalar(16)?)?;
-    let upper = middle.f_bitwise_right_shift_tensor_scalar(16)?;
-    let lower = middle.f_bitwise_and(HALF)?.f_mul_scalar(1 << 16)?.f_add(&low.f_bitwise_and(HALF)?)?;
-    Ok([upper, lower])
+/// Lower word of products of 32-bit numbers; nothing exceeds 63 bits.
+fn product(x: &Tensor, by: i64) -> Result<Tensor> {
+    let upper = x.f_mul_scalar(by >> 16)?.f_bitwise_and(HALF)?.f_mul_scalar(1 << 16)?;
+    Ok(upper.f_add(&x.f_mul_scalar(by & HALF)?)?.f_bitwise_and(WORD)?)
 }

@@ -1,5 +1,5 @@
-// States of one byte: the dynamic code books, encoding and decoding, as src/kernels/cpu/blocks.rs defines
-// them. A block is stored as its largest absolute value, its scale, and a code for each element.
+// States of one byte: the code books, encoding and decoding, as src/kernels/cpu/blocks.rs and positive.rs
+// define them. A block is stored as its largest absolute value, its scale, and a code for each element.
 #pragma once
 #include "unfused.cuh"
 
@@ -9,20 +9,21 @@ constexpr int MOST_BLOCK = 512;        // elements of a block
 constexpr float MIDDLE = 12582912.0f;  // 1.5 * 2^23: added to a small number, it leaves the nearest integer
 
 // The way from an absolute value to an entry, counted from 0 upwards. Between two decades lies a bound; above
-// it the entry is the integer next to slope * a + shift, less `base`.
+// it the entry is the integer next to slope * a + shift.
 struct Lines {
     float bound[DECADES + 1];
     float slope[DECADES + 1];
     float shift[DECADES + 1];
-    int base;
 };
 
+constexpr int ZERO = 127;  // the entry 0
+
+// Numbers of either sign.
 struct Book {
     float value[ENTRIES];  // in ascending order
     float edge[ENTRIES +
                1];  // of entries from 0 upwards: what lies above edge[t] and not above edge[t + 1] is t
     Lines lines;
-    int zero;  // number of the entry 0
 
     // The largest float32 that is not above the middle of two.
     static constexpr float middle(float low, float high) {
@@ -32,60 +33,73 @@ struct Book {
         return static_cast<double>(near) <= exact ? near : static_cast<float>(near * (1.0 - 1.0 / (1 << 24)));
     }
 
-    constexpr explicit Book(bool is_signed) : value(), edge(), lines(), zero(is_signed ? 127 : 0) {
+    constexpr Book() : value(), edge(), lines() {
         const double powers[DECADES] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0};
-        const int base = is_signed ? 0 : 1;
         int first[DECADES + 1] = {};
-        int next = zero + 1;
-        lines.base = base;
+        int next = ZERO + 1;
         for (int i = 0; i < DECADES; ++i) {
-            const int count = 1 << (i + base);
+            const int count = 1 << i;
             lines.slope[i] = static_cast<float>(count / (0.9 * powers[i]));
             lines.shift[i] = static_cast<float>(count - count / 9.0 - 0.5);
             first[i] = next;
             for (int j = 0; j < count; ++j, ++next) {
                 value[next] = static_cast<float>(powers[i] * (0.1 + 0.9 * (j + 0.5) / count));
-                if (is_signed) value[2 * zero - next] = -value[next];
+                value[2 * ZERO - next] = -value[next];
             }
         }
         value[ENTRIES - 1] = 1.0f;
         first[DECADES] = ENTRIES - 1;
-        lines.shift[DECADES] = static_cast<float>(1 << (DECADES + base));
+        lines.shift[DECADES] = static_cast<float>(1 << DECADES);
         for (int k = 0; k <= DECADES; ++k) lines.bound[k] = middle(value[first[k] - 1], value[first[k]]);
-        const int entries = ENTRIES - zero;
+        const int entries = ENTRIES - ZERO;
         edge[0] = -4.0f;
-        for (int t = 1; t < entries; ++t) edge[t] = middle(value[zero + t - 1], value[zero + t]);
+        for (int t = 1; t < entries; ++t) edge[t] = middle(value[ZERO + t - 1], value[ZERO + t]);
         for (int t = entries; t <= ENTRIES; ++t) edge[t] = 4.0f;
     }
 };
 
-__device__ constexpr Book SIGNED_BOOK(true);
-__device__ constexpr Book UNSIGNED_BOOK(false);
+// Numbers that are not negative: for each power of two 32 entries down to 2^-2, 8 down to 2^-16, then 4.
+struct PositiveBook {
+    float value[ENTRIES];  // in ascending order
 
-// What threads look up: the signed book, then the unsigned one.
+    constexpr PositiveBook() : value() {
+        int next = ENTRIES - 1;
+        float least = 1.0f;
+        value[next] = least;
+        for (int octave = 1; next > 1; ++octave) {
+            least *= 0.5f;
+            const int count = octave <= 2 ? 32 : octave <= 16 ? 8 : 4;
+            for (int j = count - 1; j >= 0 && next > 1; --j)
+                value[--next] = least * (1.0f + static_cast<float>(j) / static_cast<float>(count));
+        }
+    }
+};
+
+__device__ constexpr Book BOOK;
+__device__ constexpr PositiveBook POSITIVE_BOOK;
+
+// What threads look up: the book of either sign, then that of numbers that are not negative.
 struct Tables {
     float value[2][ENTRIES];
-    float edge[2][ENTRIES + 1];
+    float edge[ENTRIES + 1];
 };
 
 __device__ __forceinline__ void fill_tables(Tables& tables, int thread, int threads) {
     for (int i = thread; i <= ENTRIES; i += threads) {
         if (i < ENTRIES) {
-            tables.value[0][i] = SIGNED_BOOK.value[i];
-            tables.value[1][i] = UNSIGNED_BOOK.value[i];
+            tables.value[0][i] = BOOK.value[i];
+            tables.value[1][i] = POSITIVE_BOOK.value[i];
         }
-        tables.edge[0][i] = SIGNED_BOOK.edge[i];
-        tables.edge[1][i] = UNSIGNED_BOOK.edge[i];
+        tables.edge[i] = BOOK.edge[i];
     }
 }
 
-// The nearest entry; of two that are equally near, the one nearer to 0.
-template <bool Signed>
+// The nearest entry of the book of either sign; of two that are equally near, the one nearer to 0.
 __device__ __forceinline__ u32 nearest(float q, const float (&edge)[ENTRIES + 1]) {
-    constexpr Lines LINES = Signed ? SIGNED_BOOK.lines : UNSIGNED_BOOK.lines;
-    const float a = Signed ? fabsf(q) : q;
+    constexpr Lines LINES = BOOK.lines;
+    const float a = fabsf(q);
     float slope = 0.0f;
-    float shift = static_cast<float>(LINES.base);
+    float shift = 0.0f;
 #pragma unroll
     for (int k = 0; k <= DECADES; ++k) {
         const bool is_above = a > LINES.bound[k];
@@ -95,11 +109,28 @@ __device__ __forceinline__ u32 nearest(float q, const float (&edge)[ENTRIES + 1]
     // What lies between a decade's end and the bound above it belongs to the decade's last entry.
     const float found = fminf(slope * a + shift, shift * 2.25f + 0.125f);
     // Next to the middle of two entries this may be the other one.
-    int entry = static_cast<int>(__float_as_uint(found + MIDDLE) & 0x1FF) - LINES.base;
+    int entry = static_cast<int>(__float_as_uint(found + MIDDLE) & 0x1FF);
     entry += (a > edge[entry + 1]) - (a <= edge[entry]);
-    if (!Signed) return static_cast<u32>(entry);
     // -1 has no entry of its own.
-    return static_cast<u32>(q < 0.0f ? 127 - min(entry, 127) : 127 + entry);
+    return static_cast<u32>(q < 0.0f ? ZERO - min(entry, ZERO) : ZERO + entry);
+}
+
+// A number's bits without the last `Cut`, counted so that 2^-Power has `code`; what is added decides what is
+// between two.
+template <int Cut, int Power, int Code>
+__device__ __forceinline__ int without_last_bits(u32 bits, u32 random) {
+    constexpr u32 BASE = ((127u - Power) << 23 >> Cut) - Code;
+    return static_cast<int>(((bits + (random << (Cut - 16) | 1u << (Cut - 17))) >> Cut) - BASE);
+}
+
+// The code of a number that is at most about 1; `random` has 16 bits. That of a positive one is never 0.
+__device__ __forceinline__ u32 positive_code(float q, u32 random) {
+    if (!(q > 0.0f)) return 0;
+    const u32 bits = __float_as_uint(q);
+    const int few = bits >= (127u - 16) << 23 ? without_last_bits<20, 2, 191>(bits, random)
+                                              : without_last_bits<21, 16, 79>(bits, random);
+    const int found = bits >= (127u - 2) << 23 ? without_last_bits<18, 0, 255>(bits, random) : few;
+    return static_cast<u32>(min(max(found, 1), 255));
 }
 
 // How the numbers of a block become those that entries are near to.

@@ -1,5 +1,5 @@
 // Elementwise passes over runs of memory whose elements are more than numbers of their type: codes of blocks
-// with a scale each, and bfloat16 that is rounded at random. The operations are those of the plain passes.
+// with a scale each, and numbers that are rounded at random. The operations are those of the plain passes.
 //
 // A job is cut into the blocks of its codes, or where it has none into blocks of a fixed length. Some threads
 // of a warp work on a block together: they decode and compute, leave what has to be encoded or rounded in
@@ -24,7 +24,9 @@ struct CodedJob {
     u32 share;                     // blocks of a piece, whole rounds of all warps
     u32 block;                     // elements of a block, MOST_BLOCK at most
     u32 lanes;                     // threads that work on a block, each on 16 elements at most
-    Rounding rounding;             // of the operand that is rounded at random
+    u32 tag[MOST_OPERANDS];        // of operands that are rounded at random: the last word of their keys
+    u32 random;                    // a bit for each of these
+    Rounding rounding;             // of all of these
 };
 
 template <int Most>
@@ -40,7 +42,16 @@ __device__ __forceinline__ bool is_coded(Type type) {
     return type == Type::signed_codes || type == Type::unsigned_codes;
 }
 
-__device__ __forceinline__ bool is_formed(Type type) { return is_coded(type) || type == Type::rounded; }
+__device__ __forceinline__ bool is_random(const CodedJob& job, int n) { return job.random >> n & 1; }
+
+// A second moment in float16: a positive number never becomes 0.
+__device__ __forceinline__ bool stays_positive(const CodedJob& job, int n) {
+    return job.random >> (MOST_OPERANDS + n) & 1;
+}
+
+__device__ __forceinline__ bool is_formed(const CodedJob& job, int n) {
+    return is_coded(job.plain.type[n]) || is_random(job, n);
+}
 
 __device__ __forceinline__ u32 stored_bytes(Type type) { return is_coded(type) ? 1 : element_bytes(type); }
 
@@ -48,7 +59,7 @@ __device__ __forceinline__ u32 stored_bytes(Type type) { return is_coded(type) ?
 __device__ __forceinline__ Run stored_run(const CodedJob& job, int n, long long element) {
     const Type type = job.plain.type[n];
     char* first = static_cast<char*>(in_global_memory(job.plain.operand[n]));
-    return {first + element * stored_bytes(type), type == Type::rounded ? Type::bfloat16 : type};
+    return {first + element * stored_bytes(type), type};
 }
 
 // The elements of a job that a few threads work on.
@@ -141,7 +152,7 @@ struct Work {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             run[n] = stored_run(job, n, segment.start);
-            formed[n] = is_formed(job.plain.type[n]);
+            formed[n] = is_formed(job, n);
             const u64 bytes = VECTOR * stored_bytes(run[n].type);
             is_aligned = is_aligned && reinterpret_cast<u64>(run[n].start) % bytes == 0;
             scale[n] = 0.0f;
@@ -248,36 +259,59 @@ __device__ __forceinline__ void store_first(char* to, int count, Vector all) {
     }
 }
 
-template <bool Signed>
-__device__ __forceinline__ void encode(const Segment& segment, const float* staged, const Scaling& scaling,
-                                       const Tables& tables, char* to) {
+__device__ __forceinline__ void encode_signed(const Segment& segment, const float* staged,
+                                              const Scaling& scaling, const Tables& tables, char* to) {
     for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
         float x[VECTOR];
         unstage(staged + i, segment.length - i, x);
         u32 codes = 0;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) {
-            const u32 found = nearest<Signed>(scaling(x[j]), tables.edge[!Signed]);
-            codes |= (scaling.is_lost ? (Signed ? 127u : 0u) : found) << 8 * j;
+            const u32 found = nearest(scaling(x[j]), tables.edge);
+            codes |= (scaling.is_lost ? static_cast<u32>(ZERO) : found) << 8 * j;
         }
         store_first<unsigned char>(to + i, segment.length - i, codes);
     }
 }
 
-__device__ __forceinline__ void round_at_random(const Segment& segment, const float* staged,
-                                                const Rounding& rounding, char* to) {
-    RandomBits random(rounding);
+// Gives `each` the number of each element of a segment that this thread has, and random bits: those of an operand,
+// or where it has none the half of all. What it returns has the bits of `Element`.
+template <typename Element, typename Vector, typename Each>
+__device__ __forceinline__ void each_rounded(const CodedJob& job, int n, const Segment& segment, char* to,
+                                             Each each) {
+    RandomBits random(job.rounding, job.tag[n]);
+    const bool has_bits = is_random(job, n);
     for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
         const int count = min(segment.length - i, VECTOR);
-        u64 four = 0;
+        Vector four = 0;
         random.left = 0;
         // One copy of the generator for all.
 #pragma unroll 1
         for (int j = 0; j < count; ++j) {
-            const u64 bits = rounded_by(staged[i + j], random.next(segment.start + i + j));
-            four |= (bits & 0xFFFF) << 16 * j;
+            const Vector bits = each(i + j, has_bits ? random.next(segment.start + i + j) : 1u << 15);
+            four |= (bits & static_cast<Element>(~Element(0))) << 8 * sizeof(Element) * j;
         }
-        store_first<u16>(to + 2 * i, count, four);
+        store_first<Element>(to + sizeof(Element) * i, count, four);
+    }
+}
+
+__device__ __forceinline__ void encode_positive(const CodedJob& job, int n, const Segment& segment,
+                                                const float* staged, const Scaling& scaling, char* to) {
+    each_rounded<unsigned char, u32>(job, n, segment, to, [&](int i, u32 random) {
+        return scaling.is_lost ? 0u : positive_code(scaling(staged[i]), random);
+    });
+}
+
+__device__ __forceinline__ void round_at_random(const CodedJob& job, int n, const Segment& segment,
+                                                const float* staged, char* to) {
+    if (job.plain.type[n] == Type::float16) {
+        const u32 least = stays_positive(job, n);
+        each_rounded<u16, u64>(job, n, segment, to, [&](int i, u32 random) {
+            return half_rounded_by(staged[i], random, least);
+        });
+    } else {
+        each_rounded<u16, u64>(job, n, segment, to,
+                               [&](int i, u32 random) { return rounded_by(staged[i], random); });
     }
 }
 
@@ -310,17 +344,17 @@ __device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& o
             if (!(Op::WRITES >> n & 1)) continue;
             const Segment& segment = work.segment;
             char* const to = stored_run(job, n, segment.start).start;
-            if (job.plain.type[n] == Type::rounded) {
-                round_at_random(segment, from, job.rounding, to);
-            } else if (is_coded(job.plain.type[n])) {
+            if (is_coded(job.plain.type[n])) {
                 const float scale = largest(segment, from);
                 const Scaling scaling(scale);
                 if (job.plain.type[n] == Type::signed_codes) {
-                    encode<true>(segment, from, scaling, tables, to);
+                    encode_signed(segment, from, scaling, tables, to);
                 } else {
-                    encode<false>(segment, from, scaling, tables, to);
+                    encode_positive(job, n, segment, from, scaling, to);
                 }
                 if (segment.lane == 0 && segment.length) in_global_memory(job.scales[n])[block] = scale;
+            } else if (is_random(job, n)) {
+                round_at_random(job, n, segment, from, to);
             }
             from += STEP;
         }

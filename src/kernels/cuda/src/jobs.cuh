@@ -6,15 +6,14 @@
 #pragma once
 #include "search.cuh"
 
-// As `DType` numbers them. What has a form is for the kernels of `coded.cu` only.
+// As `DType` numbers them. Codes are for the kernels of `coded.cu` only.
 enum class Type : unsigned char {
     float16,
     bfloat16,
     float32,
     float64,
     signed_codes,
-    unsigned_codes,
-    rounded  // bfloat16, at random
+    unsigned_codes
 };
 
 constexpr int MOST_OPERANDS = 5;

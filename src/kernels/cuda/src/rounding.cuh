@@ -1,10 +1,9 @@
-// Stochastic rounding to bfloat16, as src/kernels/cpu/rounding.rs has it: an element's random bits depend on
-// a key and on its place in the whole tensor alone.
+// Rounding at random, as src/kernels/cpu/rounding.rs has it: an element's random bits are a hash of its place
+// in the whole tensor under a key.
 #pragma once
-#include "philox.cuh"
+#include "ptx.cuh"
 
 constexpr int MOST_SPANS = 4;
-constexpr int NUMBERS = 8;  // of 16 bits, in one block of the generator
 
 // The part of a dimension that is stored.
 struct Span {
@@ -15,9 +14,9 @@ struct Span {
 
 // The random bits of a run of elements. A dimension that is not cut counts as one with the dimension before.
 struct Rounding {
-    u32 key[4];
-    long long first;  // of the run, among the stored elements
+    u32 key;          // of the parameter and the step; each tensor has a tag besides
     int spans;        // at least one
+    long long first;  // of the run, among the stored elements
     Span span[MOST_SPANS];
 };
 
@@ -29,15 +28,29 @@ __device__ __forceinline__ u32 rounded_by(float x, u32 random) {
     return is_nan ? bits >> 16 | 0x40u : (bits + random) >> 16;
 }
 
+// The same to float16, of which the lower 13 bits are cut off. `least` is the smallest size that a number but 0
+// becomes, as bits.
+__device__ __forceinline__ u32 half_rounded_by(float x, u32 random, u32 least) {
+    constexpr float LEAST_NORMAL = 1.0f / 16384.0f;
+    constexpr u32 BIAS = (127 - 15) << 10;
+    const u32 sign = __float_as_uint(x) >> 16 & 0x8000u;
+    const float size = fabsf(x);
+    // Subnormal ones lie as far apart as those that begin at 2^-14, to which adding it brings them.
+    const bool is_small = size < LEAST_NORMAL;
+    const float moved = is_small ? __fadd_rn(size, LEAST_NORMAL) : size;
+    const u32 cut = ((__float_as_uint(moved) + (random >> 3)) >> 13) - BIAS - (is_small ? 1u << 10 : 0u);
+    const u32 kept = size > 0.0f ? max(min(cut, 0x7C00u), least) : 0u;
+    return sign | (size != size ? 0x7E00u : kept);
+}
+
 // The random bits of elements one after the other.
 struct RandomBits {
     const Rounding& rounding;
-    u64 place = 0;        // of the next element in the whole tensor
-    long long left = 0;   // elements from there on that lie together
-    u64 block = ~u64(0);  // of the generator, which gave:
-    u32 word[4] = {0, 0, 0, 0};
+    const u32 tag;       // of the tensor
+    u64 place = 0;       // of the next element in the whole tensor
+    long long left = 0;  // elements from there on that lie together
 
-    __device__ explicit RandomBits(const Rounding& rounding) : rounding(rounding) {}
+    __device__ RandomBits(const Rounding& rounding, u32 tag) : rounding(rounding), tag(tag) {}
 
     // Goes to an element of the run.
     __device__ __forceinline__ void go_to(long long element) {
@@ -62,20 +75,16 @@ struct RandomBits {
     // The bits of this element, which is the one behind the last one.
     __device__ __forceinline__ u32 next(long long element) {
         if (left == 0) go_to(element);
-        if (block != place / NUMBERS) {
-            block = place / NUMBERS;
-            word[0] = static_cast<u32>(block);
-            word[1] = static_cast<u32>(block >> 32);
-            word[2] = rounding.key[2];
-            word[3] = rounding.key[3];
-            philox(word, rounding.key[0], rounding.key[1]);
-        }
-        const u32 number = static_cast<u32>(place % NUMBERS);
+        const u64 at = place / 2;
+        u32 x = static_cast<u32>(at) + rounding.key;
+        x = (x ^ x >> 17) * 0xED5AD4BBu;
+        x += tag + static_cast<u32>(at >> 32) * 0x9E3779B9u;
+        x = (x ^ x >> 11) * 0xAC4C1B51u;
+        x = (x ^ x >> 15) * 0x31848BABu;
+        x ^= x >> 14;
+        const bool is_upper = place & 1;
         ++place;
         --left;
-        const u32 low = number & 2 ? word[1] : word[0];
-        const u32 high = number & 2 ? word[3] : word[2];
-        const u32 pair = number & 4 ? high : low;
-        return number & 1 ? pair >> 16 : pair & 0xFFFFu;
+        return is_upper ? x >> 16 : x & 0xFFFFu;
     }
 };

@@ -5,20 +5,29 @@ use oxidion_miri::numbers::{Memory, assert_near, assert_within, random, with_thr
 use oxidion_miri::tensor::{Blocks, DType, Encoding, FlatView, FlatViewMut, Places, Rounding};
 use oxidion_miri::threads;
 
-/// Entries of a code book in ascending order, as `src/kernels/cpu/blocks.rs` describes them.
+/// Entries of a code book in ascending order, as `src/kernels/cpu/blocks.rs` and `positive.rs` describe them.
 fn book(dtype: DType) -> Vec<f64> {
     let mut entries = vec![0.0, 1.0];
+    if dtype == DType::UQ8 {
+        for octave in 1..=36 {
+            let count = if octave <= 2 { 32 } else if octave <= 16 { 8 } else { 4 };
+            let least = 0.5_f64.powi(octave);
+            entries.extend((0..count).map(|j| least * (1.0 + f64::from(j) / f64::from(count))));
+        }
+        entries.sort_by(f64::total_cmp);
+        let surplus = entries.len() - 256;
+        entries.drain(1..=surplus);
+        return entries;
+    }
     for decade in 0..7 {
-        let count = 1 << (decade + usize::from(dtype == DType::UQ8));
+        let count = 1 << decade;
         for j in 0..count {
             let middle = 0.1 + 0.9 * (j as f64 + 0.5) / f64::from(count);
             entries.push(middle * 10_f64.powi(decade as i32 - 6));
         }
     }
-    if dtype == DType::Q8 {
-        let negative: Vec<f64> = entries.iter().filter(|e| **e > 0.0 && **e < 1.0).map(|e| -e).collect();
-        entries.extend(negative);
-    }
+    let negative: Vec<f64> = entries.iter().filter(|e| **e > 0.0 && **e < 1.0).map(|e| -e).collect();
+    entries.extend(negative);
     entries.sort_by(f64::total_cmp);
     entries
 }
@@ -58,7 +67,7 @@ impl Codes {
     /// Does work with the codes, which nobody else uses meanwhile, nor their scales.
     fn with<R>(&mut self, work: impl FnOnce(FlatViewMut<'_>) -> R) -> R {
         let Self { width, block, .. } = *self;
-        let encoding = Encoding::Blocks(Blocks { scales: self.scales.ptr(), width, block });
+        let encoding = Encoding::Blocks(Blocks { scales: self.scales.ptr(), width, block, rounding: None });
         work(self.codes.encoded(&encoding))
     }
 
@@ -178,7 +187,7 @@ fn codes_without_an_encoding_or_a_scale_have_no_meaning() {
     let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
     assert!(decode(&codes.codes.view()).iter().all(|x| x.is_nan()));
     let scales = codes.scales.ptr().carve(0, 2, DType::F32).unwrap();
-    let encoding = Encoding::Blocks(Blocks { scales, width: WIDTH, block: BLOCK });
+    let encoding = Encoding::Blocks(Blocks { scales, width: WIDTH, block: BLOCK, rounding: None });
     let found = decode(&codes.codes.encoded(&encoding).view());
     assert!(found[..16].iter().all(|x| *x == 0.0));
     assert!(found[16..].iter().all(|x| x.is_nan()));
@@ -254,7 +263,7 @@ fn numbers_are_rounded_at_random_to_a_neighbour_whatever_they_are_split_into() {
     let len = 45;
     // Rows 1 to 3 and columns 2 to 16 of a tensor of 5 x 20.
     let places = Places::new(&[5, 20], &[(1, 3), (2, 15)]);
-    let encoding = Encoding::Rounding(Rounding { key: [1, 2, 3, 4], places });
+    let encoding = Encoding::Rounding(Rounding { key: [1, 2], places, stays_positive: false });
     let numbers = Memory::random(DType::F32, len, 7);
     let mut whole = Memory::new(DType::BF16, len);
     encode(numbers.view(), whole.encoded(&encoding));

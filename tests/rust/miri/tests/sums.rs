@@ -209,7 +209,7 @@ fn rows_of_codes_are_averaged() {
     let (mut x, g) = (Memory::random(DType::F32, len, 1), Memory::random(DType::F32, len, 2));
     let (mut codes, mut scales) =
         (Memory::filled(DType::Q8, len, 127.0), Memory::filled(DType::F32, 2 * 2, 0.0));
-    let encoding = Encoding::Blocks(Blocks { scales: scales.ptr(), width, block: 16 });
+    let encoding = Encoding::Blocks(Blocks { scales: scales.ptr(), width, block: 16, rounding: None });
     let by_row = Memory::filled(DType::F64, height, 1.0);
     let (by_col, all) = (Memory::filled(DType::F64, width, 1.0), Memory::filled(DType::F64, 1, 1.0));
     let same = [Scales::of([by_row.view(), by_col.view(), all.view()])];

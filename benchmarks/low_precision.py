@@ -1,0 +1,279 @@
+"""Steps with states of 8 and 16 bits beside those with float32 states, for gradients whose sizes differ.
+
+Weights are set to 0 before each step and not decayed, so that a step is what the weight then holds. Gradients
+are random: normal ones; ones of heavy tails; rows, or columns, of sizes from 1 to 1e-6; ones whose singular
+values fall to 1e-8; normal ones with a single outlier of 3000 in a block; ones that fall from 1 to 0.03.
+
+- `eight`: all classes with ``state_bits=8``. The largest quotient of the root mean square of a row's or
+  column's steps over 100 steps and that with float32 states, of those whose steps with float32 states are at
+  least a tenth of the largest (bar: 1.5); and for normal gradients that of all steps (bar: within 3 %).
+- `sixteen`: bfloat16 and float16 parameters with the default states and with states of 16 bits: the bias of
+  the steps' size over the last tenth of the steps.
+- `momenta`: how far one step lies from that with float32 states where singular values of gradients fall to
+  1e-2, 1e-3 and 1e-4, as a share of it. Momenta in 8 bits have an error that is the same in all directions.
+
+Writes `<out>/low_precision.json` and `.md`; ends with 1 where a bar is missed.
+
+    python benchmarks/low_precision.py [--only eight] [--steps 3000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from harness import machine
+
+HERE = Path(__file__).resolve().parent
+ROWS, COLS = 64, 256
+WINDOW = 100
+MOST, ORDINARY = 1.5, 0.03
+"""The bars: of a row or column over `WINDOW` steps, and of all steps with normal gradients."""
+
+CLASSES: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "AdamW amsgrad": {"amsgrad": True},
+    "Muon, group of adamw": {"algorithm": "adamw", "lr": 1e-3},
+    "AdEMAMix": {},
+    "Lamb": {},
+    "Adafactor beta1": {"lr": 1e-3, "relative_step": False, "scale_parameter": False, "beta1": 0.9},
+    "CAME": {"lr": 1e-3},
+    "GaLoreAdamW": {"rank": 32},
+    "APOLLOAdamW": {"rank": 32},
+    "APOLLOMini": {},
+    "SOAP": {},
+    "SOAPMuon": {},
+    "Lion": {},
+    "Muon": {},
+    "NorMuon": {},
+    "Dion": {"rank_fraction": 0.5},
+    "Dion2": {},
+    "NorDion2": {},
+}
+Gradients = Callable[[int, torch.Generator], Tensor]
+
+
+def normal(_step: int, gen: torch.Generator) -> Tensor:
+    """Independent N(0, 1)."""
+    return torch.randn(ROWS, COLS, generator=gen)
+
+
+def heavy(step: int, gen: torch.Generator) -> Tensor:
+    """Student's t of two degrees of freedom, whose variance is infinite."""
+    squares = normal(step, gen) ** 2 + normal(step, gen) ** 2
+    return normal(step, gen) / (squares / 2).sqrt()
+
+
+def rows(step: int, gen: torch.Generator) -> Tensor:
+    """Rows of sizes from 1 to 1e-6."""
+    return normal(step, gen) * torch.logspace(0, -6, ROWS)[:, None]
+
+
+def columns(step: int, gen: torch.Generator) -> Tensor:
+    """Columns of sizes from 1 to 1e-6."""
+    return normal(step, gen) * torch.logspace(0, -6, COLS)
+
+
+def outlier(step: int, gen: torch.Generator) -> Tensor:
+    """One of 3000 in each row, in step 500 alone."""
+    grad = normal(step, gen)
+    if step == 500:
+        grad[:, 0] = 3000.0
+    return grad
+
+
+def spectrum(least: float) -> Gradients:
+    """Gradients whose singular values fall to ``least``, in directions that stay."""
+    gen = torch.Generator().manual_seed(7)
+    left, right = (torch.linalg.qr(torch.randn(n, n, generator=gen))[0] for n in (ROWS, COLS))
+    down = [torch.logspace(0, torch.tensor(least).log10().item() / 2, n) for n in (ROWS, COLS)]
+
+    def grad(step: int, gen: torch.Generator) -> Tensor:
+        return left @ (down[0][:, None] * normal(step, gen) * down[1]) @ right
+
+    return grad
+
+
+def falling(steps: int) -> Gradients:
+    """N(0, 1) times what falls from 1 to 0.03."""
+    return lambda step, gen: normal(step, gen) * 0.03 ** (step / steps)
+
+
+CASES: dict[str, Gradients] = {
+    "normal": normal,
+    "heavy": heavy,
+    "rows": rows,
+    "columns": columns,
+    "spectrum": spectrum(1e-8),
+    "outlier": outlier,
+}
+
+
+def made(name: str, param: nn.Parameter, **keys: Any) -> Any:
+    """The optimizer of a row of `CLASSES` for one parameter, whose moments are large enough for 8 bits."""
+    cls = getattr(oxidion, name.replace(",", "").split()[0])
+    own = {"weight_decay": 0.0, **CLASSES[name], **keys}
+    group = {"params": [param], "min_quant_numel": 0}
+    if "algorithm" in own:
+        group |= {key: own.pop(key) for key in ("algorithm", "lr")}
+    return cls([group], **own)
+
+
+def steps_of(
+    name: str, gradients: Gradients, steps: int, dtype: torch.dtype = torch.float32, **keys: Any
+) -> Iterator[Tensor]:
+    """The steps of an optimizer, one after the other."""
+    gen = torch.Generator().manual_seed(0)
+    param = nn.Parameter(torch.zeros(ROWS, COLS, dtype=dtype))
+    optimizer = made(name, param, **keys)
+    for step in range(steps):
+        with torch.no_grad():
+            param.zero_()
+        param.grad = gradients(step, gen).to(dtype)
+        optimizer.step()
+        yield param.detach().double()
+
+
+def sizes(steps: Iterator[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Mean squares of rows and columns over windows of `WINDOW` steps; the first window is left out."""
+    found, total = [], torch.zeros(ROWS, COLS, dtype=torch.float64)
+    for number, step in enumerate(steps, 1):
+        total += step**2
+        if number % WINDOW == 0:
+            found.append((total.mean(1), total.mean(0)))
+            total = torch.zeros_like(total)
+    return found[1:]
+
+
+def eight(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each class and case."""
+    found = []
+    for name in names:
+        for case, gradients in CASES.items():
+            coded, plain = (sizes(steps_of(name, gradients, steps, state_bits=bits)) for bits in (8, 32))
+            lines = [
+                (mine[skip:], other[skip:])
+                for one, two in zip(coded, plain, strict=True)
+                for skip, mine, other in zip((0, int(case == "outlier")), one, two, strict=True)
+            ]
+            quotients = [(mine / other)[other >= 0.01 * other.max()].sqrt() for mine, other in lines]
+            every = [(a[0].mean() / b[0].mean()).sqrt().item() for a, b in zip(coded, plain, strict=True)]
+            worst = max(q.max().item() for q in quotients)
+            found.append(
+                {
+                    "class": name,
+                    "case": case,
+                    "largest": worst,
+                    "smallest": min(q.min().item() for q in quotients),
+                    "all": every[-1],
+                    "met": worst <= MOST and (case != "normal" or abs(every[-1] - 1) <= ORDINARY),
+                }
+            )
+            print(
+                "{class:22s} {case:9s} {smallest:8.3f} {largest:8.3f} {all:7.4f} {met}".format(**found[-1]),
+                flush=True,
+            )
+    return found
+
+
+def bias(name: str, steps: int, dtype: torch.dtype, **keys: Any) -> float:
+    """The quotient of the steps' sizes over the last tenth and that of float32, less 1."""
+
+    def size(kind: torch.dtype, **others: Any) -> float:
+        gradients = falling(steps)
+        last = [
+            step.square().mean()
+            for number, step in enumerate(
+                steps_of(name, lambda s, g: gradients(s, g).to(dtype).float(), steps, kind, **others)
+            )
+            if number >= steps * 9 // 10
+        ]
+        return torch.stack(last).mean().sqrt().item()
+
+    return size(dtype, **keys) / size(torch.float32, state_bits=32) - 1
+
+
+def sixteen(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each class, parameter's dtype and dtype of the states."""
+    found = []
+    for name in names:
+        for dtype in (torch.bfloat16, torch.float16):
+            for states in (None, dtype):
+                value = bias(name, steps, dtype, state_dtype=states, state_bits=32)
+                kind = "default" if states is None else str(states).removeprefix("torch.")
+                row = {
+                    "class": name,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "states": kind,
+                    "bias": value,
+                }
+                found.append({**row, "met": abs(value) <= (0.01 if states is None else 0.05)})
+                print("{class:22s} {dtype:9s} {states:9s} {bias:+.4f} {met}".format(**found[-1]), flush=True)
+    return found
+
+
+def momenta(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each class with its shares by the least singular value; there is no bar."""
+    found = []
+    for name in names:
+        row: dict[str, Any] = {"class": name, "met": True}
+        for least in (1e-2, 1e-3, 1e-4):
+            count = min(steps, 300)
+            pairs = zip(
+                *(steps_of(name, spectrum(least), count, state_bits=bits) for bits in (8, 32)), strict=True
+            )
+            last = [(((a - b) ** 2).sum(), (b**2).sum()) for a, b in pairs][count // 2 :]
+            apart, whole = (torch.stack(sums).sum() for sums in zip(*last, strict=True))
+            row[f"{least:g}"] = (apart / whole).sqrt().item()
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[int, Sequence[str]], list[dict[str, Any]]]] = {
+    "eight": eight,
+    "sixteen": sixteen,
+    "momenta": momenta,
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a Markdown table, figures with three digits."""
+    keys = [key for key in rows[0] if key != "met"]
+    cell = lambda x: f"{x:.3g}" if isinstance(x, float) else str(x)  # noqa: E731
+    lines = [keys, ["---"] * len(keys), *([cell(row[key]) for key in keys] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts that are asked for; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES))
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    result = {part: PARTS[part](args.steps, args.classes) for part in args.only or PARTS}
+    args.out.mkdir(parents=True, exist_ok=True)
+    whole = {"machine": machine(), "steps": args.steps, **result}
+    (args.out / "low_precision.json").write_text(json.dumps(whole, indent=1) + "\n")
+    text = "\n\n".join(f"## {part}\n\n{table(rows)}" for part, rows in result.items())
+    (args.out / "low_precision.md").write_text(f"# States of 8 and 16 bits\n\n{text}\n")
+    return int(not all(row["met"] for rows in result.values() for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
