@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::layout::{Axis, Layout, Placement, Reduction, ShardingAxes};
 use crate::program::{BufferSpec, Program};
 use crate::spec::{Description, DimSharding, Side, UnitShape};
-use crate::tensor::Device;
+use crate::tensor::{DType, Device};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -285,6 +285,7 @@ pub(super) fn open(
                 },
                 largest: if algorithm.sees_largest() { planned.largest() } else { [0, 0] },
                 param: planned.spec.dtype,
+                weights: if planned.master().is_some() { DType::F32 } else { planned.spec.dtype },
                 state: planned.states.iter().map(|s| s.spec.dtype).collect(),
             };
             let unit = Unit { param: planned.spec.index, shard: *shard, owner: Vec::new() };

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::average::is_of_average;
+use super::master::MASTER;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, spans};
 use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
@@ -85,10 +86,10 @@ pub struct LocalState {
 }
 
 impl LocalState {
-    /// Tests whether an algorithm works on the state: not on scales, and not on states of an average.
+    /// Tests whether an algorithm works on the state: not on scales, states of an average, and halves of weights.
     #[must_use]
     pub fn is_of_algorithm(&self) -> bool {
-        self.scales_of.is_none() && !is_of_average(self.spec.role)
+        self.scales_of.is_none() && !is_of_average(self.spec.role) && self.spec.role != MASTER
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tables of jobs for `coded.cu`: of passes over codes of blocks, and over numbers that are rounded at random.
+//! Tables of jobs for `coded.cu`: of passes over codes of blocks, numbers that are rounded at random, and weights in two halves.
 
 use super::device::launch;
 use super::driver::Grid;
@@ -17,6 +17,8 @@ const STRETCH: usize = 256;
 const SHARE: usize = 8;
 /// Number of bfloat16 that is rounded at random in `jobs.cuh`.
 const ROUNDED: u8 = 6;
+/// Number of weights in two halves in `jobs.cuh`.
+const MASTER: u8 = 7;
 
 /// As `rounding.cuh` lays it out: size, start and length.
 type Span = [i64; 3];
@@ -127,6 +129,10 @@ impl CodedJob {
                     // Of two the last one is written, as an average of a parameter is.
                     job.plain.kind[at] = ROUNDED;
                     job.rounding = RandomBits::of(rounding, first)?;
+                }
+                Some((Encoding::Master(_), _)) => {
+                    job.plain.kind[at] = MASTER;
+                    job.scales[at] = flat.remainders().map_or(0, |low| low.encoded_address());
                 }
                 None if flat.dtype().is_quantized() => {
                     return Err(Error::Internal("a pass over codes without scales".into()));

@@ -1,5 +1,5 @@
-//! Elements that are more than numbers of their type: codes of blocks, and numbers that are rounded at random, both to the
-//! same bits as on the host.
+//! Elements that are more than numbers of their type: codes of blocks, numbers that are rounded at random, and weights in two
+//! halves, all to the same bits as on the host.
 
 use tch::{Kind, Tensor};
 
@@ -31,8 +31,57 @@ pub(super) fn encode(x: &FlatView<'_>, stored: &mut Tensor, numbers: &Tensor) ->
     match x.encoding() {
         Some((Encoding::Blocks(blocks), first)) => encode_blocks(x.dtype(), blocks, first, stored, numbers),
         Some((Encoding::Rounding(rounding), first)) => round(rounding, first, stored, numbers),
+        Some((Encoding::Master(_), _)) => split(x, stored, numbers),
         None => Ok(stored.f_copy_(numbers)?),
     }
+}
+
+/// The weights of which `high` are the parameters (see `crate::kernels::cpu::master`), if these are weights in two halves.
+pub(super) fn join(x: &FlatView<'_>, high: &Tensor, kind: Kind) -> Result<Option<Tensor>> {
+    let Some(low) = x.remainders() else { return Ok(None) };
+    let low = low.tensor(&[low.len()])?.shallow_clone();
+    let count = to_i64(x.len())?;
+    let weights = Tensor::f_empty([count], (kind, high.device()))?;
+    for start in (0..count).step_by(usize::try_from(AT_ONCE).unwrap_or(1)) {
+        let length = AT_ONCE.min(count - start);
+        let [high, low] = [high, &low].map(|all| all.f_narrow(0, start, length));
+        let (high, low) = (high?, low?.f_to_kind(Kind::Int64)?);
+        let whole = high.f_view_dtype(Kind::Int16)?.f_to_kind(Kind::Int64)?;
+        let whole = whole.f_sub(&low.f_lt(0)?.f_to_kind(Kind::Int64)?)?.f_mul_scalar(0x1_0000)?;
+        let bits = whole.f_add(&low.f_bitwise_and(HALF)?)?;
+        let found = signed(&bits.f_bitwise_and(WORD)?, 32)?.f_to_kind(Kind::Int)?.f_view_dtype(Kind::Float)?;
+        let found = high.f_to_kind(Kind::Float)?.f_where_self(&found.f_isnan()?, &found)?;
+        weights.f_narrow(0, start, length)?.f_copy_(&found)?;
+    }
+    Ok(Some(weights))
+}
+
+/// Stores weights in two halves.
+fn split(x: &FlatView<'_>, stored: &mut Tensor, numbers: &Tensor) -> Result<()> {
+    let none = || Error::Internal("weights without their low halves".into());
+    let low = x.remainders().ok_or_else(none)?;
+    let low = low.tensor(&[low.len()])?.shallow_clone();
+    let count = to_i64(numbers.numel())?;
+    for start in (0..count).step_by(usize::try_from(AT_ONCE).unwrap_or(1)) {
+        let length = AT_ONCE.min(count - start);
+        let x = numbers.f_narrow(0, start, length)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let bits = x.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_bitwise_and(WORD)?;
+        let high = |x: &Tensor| x.f_bitwise_right_shift_tensor_scalar(16);
+        let rounded = high(&bits.f_add_scalar(0x8000)?)?.f_bitwise_and(HALF)?;
+        let quiet = high(&bits)?.f_bitwise_or(0x40)?;
+        let is_lost = x.f_isnan()?;
+        let upper = signed(&quiet.f_where_self(&is_lost, &rounded)?, 16)?.f_to_kind(Kind::Int16)?;
+        let lower = bits.f_bitwise_and(HALF)?.f_masked_fill(&is_lost, 0)?;
+        stored.f_narrow(0, start, length)?.f_copy_(&upper.f_view_dtype(Kind::BFloat16)?)?;
+        low.f_narrow(0, start, length)?.f_copy_(&signed(&lower, 16)?.f_to_kind(Kind::Int16)?)?;
+    }
+    Ok(())
+}
+
+/// The same lowest bits as numbers with a sign.
+fn signed(x: &Tensor, bits: u32) -> Result<Tensor> {
+    let wraps = x.f_ge(1_i64 << (bits - 1))?.f_to_kind(Kind::Int64)?.f_mul_scalar(1_i64 << bits)?;
+    Ok(x.f_sub(&wraps)?)
 }
 
 /// The scales of all blocks.
@@ -131,9 +180,7 @@ fn round(rounding: &Rounding, first: usize, stored: &mut Tensor, numbers: &Tenso
         let rounded = high(&bits.f_add(&random)?)?.f_bitwise_and(HALF)?;
         let quiet = high(&bits)?.f_bitwise_or(0x40)?;
         let halves = quiet.f_where_self(&x.f_isnan()?, &rounded)?;
-        // The same 16 bits as a number with a sign.
-        let wraps = halves.f_ge(0x8000)?.f_to_kind(Kind::Int64)?.f_mul_scalar(0x1_0000)?;
-        let halves = halves.f_sub(&wraps)?.f_to_kind(Kind::Int16)?;
+        let halves = signed(&halves, 16)?.f_to_kind(Kind::Int16)?;
         stored.f_narrow(0, start, length)?.f_copy_(&halves.f_view_dtype(Kind::BFloat16)?)?;
     }
     Ok(())

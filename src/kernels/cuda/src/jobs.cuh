@@ -14,7 +14,8 @@ enum class Type : unsigned char {
     float64,
     signed_codes,
     unsigned_codes,
-    rounded  // bfloat16, at random
+    rounded,  // bfloat16, at random
+    master    // bfloat16, and the low halves of float32 weights elsewhere
 };
 
 constexpr int MOST_OPERANDS = 5;
