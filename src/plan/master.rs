@@ -6,7 +6,7 @@ use crate::spec::{Options, ParamSpec, StateSpec};
 use crate::tensor::DType;
 
 /// Role of the low halves.
-pub const MASTER: &str = "master_remainder";
+pub(super) const MASTER: &str = "master_remainder";
 
 /// The low halves of a parameter's weights, if its group asks for them.
 ///

@@ -107,6 +107,36 @@ def split(value: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(lost, wide.to(torch.bfloat16), high), torch.where(lost, torch.zeros_like(low), low)
 
 
+def remainder(master: Tensor) -> Tensor:
+    """The remainder of a float32 weight of another package, whose bfloat16 parameter is rounded to even.
+
+    A weight in the middle of two parameters that was rounded towards zero has no remainder here. It gets that
+    of the next float32 number, which is smaller by one unit in its last place.
+
+    Args:
+        master: the weight, or the int16 remainder of a package that keeps remainders as this one does.
+    """
+    if master.dtype == torch.int16:
+        return master.detach().clone()
+    high, low = split(master)
+    return torch.where(high == master.to(torch.bfloat16), low, torch.full_like(low, 0x7FFF))
+
+
+def fits(master: Tensor, param: Tensor) -> bool:
+    """False for a float32 weight that does not round to a bfloat16 parameter, ties in either direction.
+
+    Args:
+        master: the weight, or an int16 remainder, which fits any parameter.
+        param: the parameter. Of a part of one nothing is known.
+    """
+    held = local(param).detach()
+    if held.shape != master.shape or held.dtype != torch.bfloat16 or master.dtype == torch.int16:
+        return True
+    weight = master.detach().to(held.device)
+    is_near = (weight.to(torch.bfloat16) == held) | (split(weight)[0] == held)
+    return bool((is_near | (weight.isnan() & held.isnan())).all())
+
+
 def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
     """Drops the remainders of parameters whose groups ask for none: what they would add later is old."""
     dropped = 0

@@ -465,6 +465,7 @@ def existing(
                     and is_own(key)
                     and (value.is_floating_point() or value.dtype == torch.uint8)
                     and not key.startswith("step")
+                    and key != masters.KEY  # of one dtype
                 }
             )
     return rows
