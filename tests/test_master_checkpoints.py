@@ -112,6 +112,19 @@ def test_optimizer_without_masters_drops_remainders_and_says_so(caplog: pytest.L
         assert not any(KEY in own for own in plain.state_dict()["state"].values())
 
 
+def test_state_dicts_have_bytes_that_collectives_send() -> None:
+    """gloo and NCCL send no int16, which a gathered state dict of FSDP2 would need."""
+    params = start()
+    optimizer = made(params)
+    steps(optimizer, params, range(2))
+    for at, own in optimizer.state_dict()["state"].items():
+        remainder = optimizer.state[params[at]][KEY]
+        assert remainder.dtype == torch.int16
+        assert (own[KEY].dtype, own[KEY].shape) == (torch.uint8, (*SHAPES[at], 2))
+        assert own[KEY].data_ptr() == remainder.data_ptr(), "torch.distributed.checkpoint fills it in place"
+        assert torch.equal(own[KEY].view(torch.int16).squeeze(-1), remainder)
+
+
 def test_key_may_be_set_and_unset_between_steps() -> None:
     params = start()
     optimizer = made(params, master_weights=False)
@@ -129,6 +142,7 @@ def test_key_may_be_set_and_unset_between_steps() -> None:
     [
         (torch.zeros(SHAPES[0]), "must be of dtype int16, got float32"),
         (torch.zeros(SHAPES[0], dtype=torch.uint8), "must be of dtype int16, got uint8"),
+        (torch.zeros(3, 2, dtype=torch.uint8), r"must have shape \(24, 16\), got \(3,\)"),
         (torch.zeros(3, dtype=torch.int16), r"must have shape \(24, 16\), got \(3,\)"),
         (0, "must be a dense tensor of shape"),
     ],

@@ -477,9 +477,9 @@ fn start(
 /// a sum of contributions: every copy then has the same momentum.
 fn average_gradient(bucket: &mut Bucket) {
     let spec = if bucket.whole_parameter {
-        BufferSpec::stored("gradient", bucket.shape.param)
+        BufferSpec::stored("gradient", bucket.shape.weights)
     } else {
-        BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
+        BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.weights)
             .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
     let is_pending = |how| bucket.axes.iter().any(|a| a.pending == Some(how));

@@ -443,7 +443,7 @@ class OxOptimizer(Stepper, Optimizer):
             loading.keep_streams(groups, self.param_groups)
             masters.keep(groups, self.param_groups)
             lost.extend(averages.lost(groups, self.param_groups))
-            incoming.update(final, param_groups=groups)
+            incoming.update(final, param_groups=groups, state=masters.loaded(final["state"]))
             loading.check(self, incoming)
             return {**incoming, "state": own_copies(incoming, self.param_groups)}
 
@@ -561,6 +561,7 @@ class OxOptimizer(Stepper, Optimizer):
                 saved["state"] = {
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
                 }
+            saved["state"] = masters.saved(saved["state"])
         return saved
 
     def _make_whole(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._dist.comm import local, with_local
+from oxidion._dist.comm import from_bytes, in_bytes, local, with_local
 
 SETTING = "master_weights"
 """The group key."""
@@ -151,6 +151,30 @@ def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
             "master_weights=False",
             dropped,
         )
+
+
+def saved(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """States as a state dict has them: remainders as pairs of bytes, which backends can send."""
+    return {
+        key: {**own, KEY: in_bytes(own[KEY])} if isinstance(own, dict) and _is_remainder(own.get(KEY)) else own
+        for key, own in state.items()
+    }
+
+
+def _is_remainder(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.int16
+
+
+def loaded(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """States of a state dict with remainders as they are kept."""
+
+    def is_saved(value: object) -> bool:
+        return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.shape[-1:] == (2,)
+
+    return {
+        key: {**own, KEY: from_bytes(own[KEY])} if isinstance(own, dict) and is_saved(own.get(KEY)) else own
+        for key, own in state.items()
+    }
 
 
 def keep(incoming: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
