@@ -138,9 +138,10 @@ def test_steps_of_every_class_equal_ordinary_ones_bit_for_bit(name: str, per: st
     assert_equal_runs(models, optimizers, Net())
 
 
+@pytest.mark.parametrize("rounding", ["stochastic_rounding", "master_weights"])
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "GaLoreAdamW"])
-def test_coded_states_and_stochastic_rounding_equal_ordinary_steps(name: str) -> None:
-    keys = {"state_bits": 8, "stochastic_rounding": True, "coded": True}
+def test_coded_states_and_rounding_equal_ordinary_steps(name: str, rounding: str) -> None:
+    keys = {"state_bits": 8, rounding: True, "coded": True}
     models = [Net().bfloat16(), Net().bfloat16()]
     optimizers = [build(name, trained(models[0]), **keys), within(models[1], name, **keys)]
     for model, optimizer in zip(models, optimizers, strict=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._core import foreign, validate
+from oxidion._core import foreign, masters, validate
 from oxidion._core.schema import COMMON
 from oxidion._core.validate import Field, names_of
 from oxidion._dist.collectives import everyone, own_group, start_saving, tell
@@ -53,13 +53,16 @@ def import_state_dict(
     """A state dict for the class of this package that does what the other package's optimizer does.
 
     Training goes on where it stood: states, step counters and hyper-parameters are taken over; nothing of
-    ``state_dict`` is changed or shared. Averages that the class here keeps besides are computed.
+    ``state_dict`` is changed or shared. Averages that the class here keeps besides are computed. The float32
+    weight of a bfloat16 parameter under "master", "master_weight" or "master_param", of any source, is what
+    ``master_weights=True`` goes on from.
 
     Args:
         state_dict: of the other optimizer: ``{"state": ..., "param_groups": ...}``.
         source: "hf-adafactor" (``transformers.Adafactor``, fairseq's) for `Adafactor`; "came-pytorch" for
             `CAME`; "galore-torch" (``GaLoreAdamW``) for `GaLoreAdamW`; "colossalai-lamb" (``Lamb``,
-            ``DistributedLamb``) for `Lamb`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
+            ``DistributedLamb``) for `Lamb`; "fused-adam" (``FusedAdam`` of apex and of Transformer Engine) for
+            `AdamW`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
             (``SingleDeviceMuon``, ``SingleDeviceMuonWithAuxAdam``; of ``Muon`` and ``MuonWithAuxAdam`` what
             a process has) for `Muon`; "soap" (``SOAP`` of the authors, of pytorch_optimizer and of
             Emerging-Optimizers) for `SOAP`; "microsoft-dion" for its namesakes.
@@ -77,8 +80,10 @@ def import_state_dict(
     if not isinstance(source, str) or source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}")
     form = SOURCES[source]
-    state_dict = foreign.check(state_dict, source, form.needs, form.may_have, form.entries)
+    entries = {**form.entries, **dict.fromkeys(_MASTERS, foreign.MASTERS)}
+    state_dict = foreign.check(state_dict, source, form.needs, form.may_have, entries)
     states: dict[Any, State] = {}
+    weights: dict[Any, Tensor] = {}
     groups = []
     for number, theirs in enumerate(state_dict["param_groups"]):
         try:
@@ -90,14 +95,18 @@ def import_state_dict(
             if not state_dict["state"].get(key):
                 continue  # no gradient yet
             try:
-                states[key] = _own(form.state(dict(state_dict["state"][key]), group))
+                held = dict(state_dict["state"][key])
+                found = [held.pop(name) for name in _MASTERS if held.get(name) is not None]
+                states[key] = _own(form.state(held, group))
+                for weights[key] in found[:1]:
+                    states[key][masters.KEY] = masters.remainder(weights[key])
             except ValueError as error:
                 raise ValueError(f"{name} of a {source} state dict: {error}") from None
         counts = [float(states[key]["step"]) for key in theirs["params"] if "step" in states.get(key, {})]
         group.setdefault("step", int(max(counts, default=0.0)))
         groups.append(group)
     result = {"state": states, "param_groups": groups}
-    return result if optimizer is None else _fitted(result, source, optimizer)
+    return result if optimizer is None else _fitted(result, source, optimizer, weights)
 
 
 def _own(state: State) -> State:
@@ -110,8 +119,10 @@ def _own(state: State) -> State:
     return made
 
 
-def _fitted(result: dict[str, Any], source: str, optimizer: OxOptimizer) -> dict[str, Any]:
-    """The state dict with the keys of the optimizer's groups that it lacks, if its shapes fit."""
+def _fitted(
+    result: dict[str, Any], source: str, optimizer: OxOptimizer, weights: Mapping[Any, Tensor]
+) -> dict[str, Any]:
+    """The state dict with the keys of the optimizer's groups that it lacks, if its shapes and weights fit."""
     groups, own = result["param_groups"], optimizer.param_groups
     sizes = [[len(group["params"]) for group in side] for side in (groups, own)]
     if sizes[0] != sizes[1]:
@@ -124,7 +135,12 @@ def _fitted(result: dict[str, Any], source: str, optimizer: OxOptimizer) -> dict
                 f"a {source} state dict is for algorithm {group['algorithm']!r}, the optimizer is "
                 f"{type(optimizer).__name__}"
             )
-        for key, param in zip(group["params"], target["params"], strict=True):
+        for key, param, own_name in zip(group["params"], target["params"], names_of(target, 0), strict=True):
+            if key in weights and not masters.fits(weights[key], param):
+                raise ValueError(
+                    f"{own_name}: the {source} state dict has a float32 weight that does not round to this "
+                    "bfloat16 parameter: load the model's checkpoint before the optimizer's"
+                )
             for name, value in result["state"].get(key, {}).items():
                 wanted = _shape(name, tuple(param.shape), group)
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -372,6 +388,19 @@ def _dion_state(state: State, _group: Group) -> State:
     return state
 
 
+def _fused_adam_group(group: Group) -> Group:
+    if not group.pop("bias_correction", True):
+        raise ValueError("bias_correction=False has no counterpart here")
+    return group
+
+
+def _fused_adam_state(state: State, group: Group) -> State:
+    """Steps are counted by group there."""
+    return _pick({"step": group.get("step", 0), **state}, *_MOMENTS)
+
+
+_MASTERS = ("master", "master_weight", "master_param")
+"""Keys under which optimizers keep the float32 weight of a parameter."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _NUMBER, _COUNTER, _FLAG = validate.number(0.0), validate.count(1), validate.flag(False)
 _ADAM_KEYS = {"lr": _NUMBER, "betas": validate.betas((0.9, 0.999)), "eps": _NUMBER, "weight_decay": _NUMBER}
@@ -444,6 +473,14 @@ SOURCES: dict[str, Source] = {
         _ADAM_KEYS,
         _lamb_group,
         lambda state, _: _pick(state, *_MOMENTS),
+        {**_GROUP_STEP, "bias_correction": _FLAG},
+        _ADAM,
+    ),
+    "fused-adam": Source(
+        "adamw",
+        _ADAM_KEYS,
+        _fused_adam_group,
+        _fused_adam_state,
         {**_GROUP_STEP, "bias_correction": _FLAG},
         _ADAM,
     ),

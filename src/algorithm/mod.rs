@@ -264,13 +264,14 @@ fn table() -> impl Iterator<Item = &'static Entry> {
 const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 
 /// Structural settings that the plan itself reads.
-const PLAN_OPTIONS: [&str; 7] = [
+const PLAN_OPTIONS: [&str; 8] = [
     "average",
     "average_dtype",
     "strict",
     "max_batch_bytes",
     "workspace_limit",
     "stochastic_rounding",
+    "master_weights",
     "seed",
 ];
 

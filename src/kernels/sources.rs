@@ -20,6 +20,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("jobs.cuh", include_str!("cuda/src/jobs.cuh")),
     ("lerp.cuh", include_str!("cuda/src/lerp.cuh")),
     ("lines.cuh", include_str!("cuda/src/lines.cuh")),
+    ("master.cuh", include_str!("cuda/src/master.cuh")),
     ("normal.cuh", include_str!("cuda/src/normal.cuh")),
     ("panel.cuh", include_str!("cuda/src/panel.cuh")),
     ("philox.cuh", include_str!("cuda/src/philox.cuh")),

@@ -102,6 +102,8 @@ pub fn stored_epsilon(dtype: DType) -> f64 {
         DType::BF16 => 2.0_f64.powi(-9),
         DType::F16 => 2.0_f64.powi(-12),
         DType::Q8 | DType::UQ8 => 2.0_f64.powi(-6),
+        // No matrix is of these.
+        DType::I16 => 0.0,
     }
 }
 

@@ -36,7 +36,7 @@ pub fn unit_roundoff(dtype: DType) -> f64 {
         DType::F32 => f64::from(2.0_f32.powi(-24)),
         DType::F64 => f64::EPSILON / 2.0,
         // No matrix is of these.
-        DType::Q8 | DType::UQ8 => 1.0,
+        DType::Q8 | DType::UQ8 | DType::I16 => 1.0,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::layout::{Axis, Layout, Placement, Reduction, ShardingAxes};
 use crate::program::{BufferSpec, Program};
 use crate::spec::{Description, DimSharding, Side, UnitShape};
-use crate::tensor::Device;
+use crate::tensor::{DType, Device};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -285,6 +285,7 @@ pub(super) fn open(
                 },
                 largest: if algorithm.sees_largest() { planned.largest() } else { [0, 0] },
                 param: planned.spec.dtype,
+                weights: if planned.master().is_some() { DType::F32 } else { planned.spec.dtype },
                 state: planned.states.iter().map(|s| s.spec.dtype).collect(),
             };
             let unit = Unit { param: planned.spec.index, shard: *shard, owner: Vec::new() };
@@ -476,9 +477,9 @@ fn start(
 /// a sum of contributions: every copy then has the same momentum.
 fn average_gradient(bucket: &mut Bucket) {
     let spec = if bucket.whole_parameter {
-        BufferSpec::stored("gradient", bucket.shape.param)
+        BufferSpec::stored("gradient", bucket.shape.weights)
     } else {
-        BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
+        BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.weights)
             .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
     let is_pending = |how| bucket.axes.iter().any(|a| a.pending == Some(how));

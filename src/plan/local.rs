@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::average::is_of_average;
+use super::master::MASTER;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, spans};
 use crate::spec::{Block, Code, DimSharding, ParamSpec, Quantization, Rect, Share, Side, StateSpec};
@@ -106,10 +107,10 @@ impl LocalState {
         Places::of_matrices(blocks.map(|Rect { offset, rows, cols, stride }| [*offset, *rows, *cols, *stride]))
     }
 
-    /// Tests whether an algorithm works on the state: not on scales, and not on states of an average.
+    /// Tests whether an algorithm works on the state: not on scales, states of an average, and halves of weights.
     #[must_use]
     pub fn is_of_algorithm(&self) -> bool {
-        self.scales_of.is_none() && !is_of_average(self.spec.role)
+        self.scales_of.is_none() && !is_of_average(self.spec.role) && self.spec.role != MASTER
     }
 }
 

@@ -8,6 +8,7 @@ mod coalesce;
 mod cost;
 mod fmt;
 mod local;
+mod master;
 mod owned;
 mod owners;
 mod param;
@@ -236,6 +237,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             turn(&mut spec, algorithm, &blocks, &existing)?;
             let mut states = algorithm.state(&spec, &blocks)?;
             states.extend(average::states(&spec, &settings.options)?);
+            states.extend(master::state(&spec, &settings.options)?);
             let (shards, whole) = if algorithm.flat() {
                 (vec![local::flat_shard(&spec, &layout)], None)
             } else if algorithm.whole_parameter() {

@@ -1,6 +1,7 @@
 //! A parameter as the plan knows it.
 
 use super::local::{BlockShard, LocalState};
+use super::master::MASTER;
 use crate::algorithm::AnyAlgorithm;
 use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{ParamSpec, Side};
@@ -38,6 +39,12 @@ impl Param {
     #[must_use]
     pub fn is_rounded(&self) -> bool {
         self.rounding.is_some() || self.states.iter().any(|state| state.rounding.is_some())
+    }
+
+    /// Position of the low halves of its float32 weights among its states, if it has them.
+    #[must_use]
+    pub fn master(&self) -> Option<usize> {
+        self.states.iter().position(|state| state.spec.role == MASTER)
     }
 
     /// Rows of the block with most, and columns of that with most.

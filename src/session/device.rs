@@ -160,5 +160,6 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
 /// Tests whether a parameter or a state is more than numbers of its type.
 pub(super) fn has_encodings(plan: &Plan) -> bool {
     let states = || plan.params.iter().flat_map(|planned| &planned.states);
-    plan.params.iter().any(Param::is_rounded) || states().any(|state| state.scales_of.is_some())
+    let is_encoded = |planned: &Param| planned.is_rounded() || planned.master().is_some();
+    plan.params.iter().any(is_encoded) || states().any(|state| state.scales_of.is_some())
 }

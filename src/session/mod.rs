@@ -122,6 +122,7 @@ fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Re
         grad: None,
         counter,
         average: AveragePlaces::of(planned),
+        master: planned.master(),
         held: 0..0,
         steps: 0.0,
         fast: false,

@@ -199,11 +199,13 @@ pub(super) struct BoundParam {
     pub(super) counter: Option<usize>,
     /// Positions of its average among the states, if it has one.
     pub(super) average: Option<AveragePlaces>,
+    /// Position of the low halves of its weights among the states, if it has them.
+    pub(super) master: Option<usize>,
     /// Positions of its storages, and of that of its gradient, among those that the session holds for a step.
     pub(super) held: Range<usize>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
-    /// True if a fast path may suffice: no element is more than a number of its type.
+    /// True if a fast path may suffice: no element is a code, or rounded at random.
     pub(super) fast: bool,
     /// True if the fast path sufficed in this step.
     pub(super) took_fast_path: bool,
@@ -240,6 +242,7 @@ impl BoundParam {
         if !self.fast || !self.param.peek(held) || !self.states.iter_mut().all(|state| state.peek(held)) {
             return FastPath::Unknown;
         }
+        self.join_halves();
         match self.param.watch.as_ref().map_or(Gradient::Other, |watch| watch.gradient(held)) {
             Gradient::Absent => FastPath::Absent,
             Gradient::Other => FastPath::Unknown,
@@ -249,6 +252,14 @@ impl BoundParam {
                 self.grad = Some(BoundTensor { flat, ..BoundTensor::new(tensor, dtype, device) });
                 FastPath::Ready
             }
+        }
+    }
+
+    /// Has the parameter read and written with the low halves of its weights, where these are.
+    #[inline]
+    fn join_halves(&mut self) {
+        if let Some(at) = self.master {
+            self.param.set_encoding(Encoding::Master(self.states[at].flat));
         }
     }
 
@@ -303,6 +314,7 @@ impl BoundParam {
             let (key, places) = (key(seed, ROUNDING_TAG), places(planned));
             self.param.set_encoding(Encoding::Rounding(Rounding { key, places, stays_positive: false }));
         }
+        self.join_halves();
         let rounding = |own: &LocalState, tag: u32| {
             let (key, stays_positive) = (key(own.rounding?, tag), own.is_second_moment());
             Some(Rounding { key, places: own.places(), stays_positive })

@@ -88,6 +88,8 @@ pub struct UnitShape {
     pub largest: [usize; 2],
     /// Element type of the parameters.
     pub param: DType,
+    /// Type of the weights that steps find and leave: another one than the parameters' where these are weights in two halves.
+    pub weights: DType,
     /// Element types of the states, in the order of `Algorithm::state`.
     pub state: Vec<DType>,
 }

@@ -17,6 +17,8 @@ pub enum DType {
     Q8,
     /// The same with the unsigned code book.
     UQ8,
+    /// A signed integer of 16 bits: the low half of a float32 weight. States only.
+    I16,
 }
 
 impl DType {
@@ -28,6 +30,7 @@ impl DType {
             Self::BF16 => half::bf16::MAX.to_f64(),
             Self::F32 | Self::Q8 | Self::UQ8 => f64::from(f32::MAX),
             Self::F64 => f64::MAX,
+            Self::I16 => f64::from(i16::MAX),
         }
     }
 
@@ -36,7 +39,7 @@ impl DType {
     pub fn bytes(self) -> usize {
         match self {
             Self::Q8 | Self::UQ8 => 1,
-            Self::F16 | Self::BF16 => 2,
+            Self::F16 | Self::BF16 | Self::I16 => 2,
             Self::F32 => 4,
             Self::F64 => 8,
         }
@@ -51,6 +54,7 @@ impl DType {
             Self::F16 => half::f16::EPSILON.to_f64() / 2.0,
             Self::BF16 => half::bf16::EPSILON.to_f64() / 2.0,
             Self::Q8 | Self::UQ8 => 1.0 / 256.0,
+            Self::I16 => 0.0,
         }
     }
 
@@ -63,6 +67,7 @@ impl DType {
             Self::F32 => "float32",
             Self::F64 => "float64",
             Self::Q8 | Self::UQ8 => "uint8",
+            Self::I16 => "int16",
         }
     }
 
@@ -85,6 +90,7 @@ impl DType {
             Self::F32 => tch::Kind::Float,
             Self::F64 => tch::Kind::Double,
             Self::Q8 | Self::UQ8 => tch::Kind::Uint8,
+            Self::I16 => tch::Kind::Int16,
         }
     }
 

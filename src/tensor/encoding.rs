@@ -1,6 +1,6 @@
-//! Encoding of stored elements: 8-bit codes with a scale for each block, and rounding at random.
+//! Encoding of stored elements: 8-bit codes with a scale for each block, rounding at random, or float32 weights in two halves.
 
-use super::{DType, Device, FlatPtr, FlatView, FlatViewMut};
+use super::{DType, Device, Element, FlatPtr, FlatView, FlatViewMut};
 
 /// Encoding of the elements of a tensor, by which a kernel reads and writes them.
 #[derive(Clone, Debug)]
@@ -9,6 +9,14 @@ pub enum Encoding {
     Blocks(Blocks),
     /// Numbers of 16 bits that are rounded at random.
     Rounding(Rounding),
+    /// Float32 weights: the elements are their bfloat16 roundings, and here are the low halves of all of them, `I16`. Who has a
+    /// view of elements has their low halves with it.
+    Master(FlatPtr),
+}
+
+// SAFETY: 16 bits, all of them values.
+unsafe impl Element for i16 {
+    const DTYPE: DType = DType::I16;
 }
 
 /// The blocks of a tensor of codes: each row of `width` elements is split into blocks, of which the last may be short.
@@ -105,6 +113,38 @@ impl FlatViewMut<'_> {
     pub fn coded(&mut self) -> Option<CodedMut<'_>> {
         let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
         Some(CodedMut { codes: self.codes(), blocks, first })
+    }
+}
+
+impl<'a> FlatView<'a> {
+    /// The low halves of float32 weights of which these elements are the roundings.
+    ///
+    /// # Panics
+    /// Panics if there are fewer low halves than elements.
+    #[must_use]
+    #[inline]
+    pub fn remainders(&self) -> Option<FlatView<'a>> {
+        let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
+        // SAFETY: the low halves are there like the elements, and not written (`FlatPtr::view`).
+        let own = unsafe { all.view(None) }.part(first, self.len());
+        assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
+        Some(own)
+    }
+}
+
+impl FlatViewMut<'_> {
+    /// As [`FlatView::remainders`], to be written.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    #[inline]
+    pub fn remainders(&mut self) -> Option<FlatViewMut<'_>> {
+        let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
+        // SAFETY: the view has its elements alone, and with them their low halves (`FlatPtr::view_mut`).
+        let own = unsafe { all.view_mut(None) }.into_part(first, self.len());
+        assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
+        Some(own)
     }
 }
 

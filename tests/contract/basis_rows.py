@@ -29,6 +29,7 @@ KEYWORDS = frozenset(
         "state_dtype",
         "state_bits",
         "stochastic_rounding",
+        "master_weights",
         "init_state",
         "owned_states",
         "distributed_mesh",

@@ -30,6 +30,7 @@ KEYWORDS = frozenset(
         "workspace_limit",
         "state_dtype",
         "stochastic_rounding",
+        "master_weights",
         "init_state",
         "distributed_mesh",
     }

@@ -25,6 +25,7 @@ EXTRA = frozenset(
         "state_dtype",
         "state_bits",
         "stochastic_rounding",
+        "master_weights",
         "init_state",
         "distributed_mesh",
     }

@@ -1,4 +1,4 @@
-"""Launches of passes over codes of blocks and randomly rounded numbers, and both by definition in float32."""
+"""Launches of passes over codes of blocks, randomly rounded numbers and weights in two halves, and all by definition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .jobs import MOST_OPERANDS, MOST_SCALARS, PIECE, TYPES, Job, Scalars
 
 CODED_THREADS, MOST_SPANS = 128, 4
 MOST_CODED = {"many": 96, "wide": 32}
-CODES, ROUNDED = {True: 4, False: 5}, 6
+CODES, ROUNDED, MASTER = {True: 4, False: 5}, 6, 7
 GUARD = 4096
 
 
@@ -50,7 +50,7 @@ class CodedJob(ctypes.Structure):
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int = 0) -> tuple[Tensor, Tensor]:
     """A copy of ``values`` in the middle of what nobody may touch, ``shift`` elements off its alignment."""
-    sentinel = 0xEE if dtype == torch.uint8 else float("nan")
+    sentinel = {torch.uint8: 0xEE, torch.int16: 0x1111}.get(dtype, float("nan"))
     whole = torch.full((values.numel() + 2 * GUARD + shift,), sentinel, dtype=dtype)
     inside = whole[GUARD + shift : GUARD + shift + values.numel()]
     return inside.copy_(values.reshape(-1)), whole
@@ -137,6 +137,42 @@ class Rounded(Plain):
             place += (start + at % length) * step
             at, step = at // length, step * size
         return place
+
+
+@dataclass
+class Halves(Plain):
+    """float32 weights: the bfloat16 numbers next to them, and their low halves elsewhere."""
+
+    low: Tensor = field(default_factory=Tensor)
+    whole_low: Tensor = field(default_factory=Tensor)
+
+    @classmethod
+    def weights(cls, values: Tensor, shift: int = 0, low_shift: int = 0) -> Halves:
+        high, low = halves(values.float().reshape(-1))
+        return cls(*guarded(high, torch.bfloat16, shift), *guarded(low, torch.int16, low_shift))
+
+    def read(self) -> Tensor:
+        high = self.values.view(torch.int16).long() - (self.low < 0).long()
+        bits = (high << 16 | self.low.long() & 0xFFFF) & 0xFFFFFFFF
+        found = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+        return torch.where(found.isnan(), self.values.float(), found)
+
+    def store(self, x: Tensor) -> None:
+        for to, half in zip((self.values, self.low), halves(x.float()), strict=True):
+            to.copy_(half)
+
+    def untouched(self) -> bool:
+        rest = len(self.whole_low) - len(self.low)
+        return super().untouched() and int((self.whole_low == 0x1111).sum()) >= rest
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The bfloat16 numbers nearest to weights, ties away from zero, and the low halves of the weights."""
+    bits = x.view(torch.int32).long() & 0xFFFFFFFF
+    high = torch.where(x.isnan(), bits >> 16 | 0x40, bits + 0x8000 >> 16)
+    low = torch.where(x.isnan(), 0, bits & 0xFFFF)
+    high, low = (torch.where(half >= 1 << 15, half - (1 << 16), half).to(torch.int16) for half in (high, low))
+    return high.view(torch.bfloat16), low
 
 
 Operand = Plain | Codes
@@ -226,6 +262,8 @@ def coded_table(
             if isinstance(operand, Codes):
                 job.plain.type[n] = CODES[operand.signed]
                 job.scales[n] = operand.scales.data_ptr() + 4 * number
+            elif isinstance(operand, Halves):
+                job.plain.type[n], job.scales[n] = MASTER, operand.low.data_ptr()
             elif isinstance(operand, Rounded):
                 job.plain.type[n] = ROUNDED
                 job.rounding.key = (ctypes.c_uint * 4)(*operand.key)

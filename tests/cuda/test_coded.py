@@ -1,4 +1,4 @@
-"""The passes over codes and randomly rounded numbers on the host emulator, against both by definition.
+"""The passes over codes, randomly rounded numbers and weights in two halves on the host emulator, by definition.
 
 Nothing is fused or estimated on the host, so the equations in float32 give the same codes to the last one.
 """
@@ -16,7 +16,18 @@ from torch import Tensor
 
 from support import codes as book
 
-from .coded import CODED_THREADS, MOST_CODED, Codes, Operand, Plain, Rounded, coded_table, decoded, encoded
+from .coded import (
+    CODED_THREADS,
+    MOST_CODED,
+    Codes,
+    Halves,
+    Operand,
+    Plain,
+    Rounded,
+    coded_table,
+    decoded,
+    encoded,
+)
 from .emulator.library import Emulated
 from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
 from .operations import OPERATIONS, names
@@ -129,6 +140,8 @@ def operands_of(
         values = torch.randn(rows, width) * 10.0 ** torch.empty(rows, width).uniform_(-4, 0)
         if kind in "mv":
             made.append(Codes.of(values.abs() if kind == "v" else values, kind == "m", block, part))
+        elif kind == "w":
+            made.append(Halves.weights(values.reshape(-1)[part], shift, len(made) + shift))
         elif kind == "x" and plain != F64:
             one = Plain.of(values.reshape(-1)[part], BF16)
             numel = rows * width
@@ -178,6 +191,15 @@ def check(
         for n, (operand, want) in enumerate(zip(operands, wanted, strict=True)):
             what = f"{name} operand {n} of {len(operand.values)}"
             assert operand.untouched(), f"{what}: something beside it was written"
+            if isinstance(operand, Halves):
+                # Numbers of float32, of which the root and the order of sums may differ by a unit.
+                torch.testing.assert_close(
+                    operand.read(), want.read(), rtol=2.0**-22, atol=2.0**-22, equal_nan=True, msg=what
+                )
+                again = Halves.weights(operand.read())
+                assert same(again.values, operand.values), f"{what}: other halves"
+                assert torch.equal(again.low, operand.low), f"{what}: other halves"
+                continue
             if type(operand) is Plain:
                 units = 2 * torch.finfo(operand.values.dtype).eps
                 torch.testing.assert_close(
@@ -200,6 +222,59 @@ def test_pass_equals_its_equation_and_codes_are_equal(kernels: Emulated, name: s
         part = slice(width, rows * width)
         jobs.append(operands_of(CASES[name].kinds, rows, width, 256, part, plain, shift=width % 2))
     check(kernels, name, "wide" if types == "float64" else "many", jobs)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "x" in CASES[name].kinds])
+@pytest.mark.parametrize("types", ["float32", "bfloat16", "float64"])
+def test_weights_in_two_halves_are_read_and_written(kernels: Emulated, name: str, types: str) -> None:
+    """With low halves that lie as the parameter does, and otherwise; beside codes and alone."""
+    plain, kinds = getattr(torch, types), CASES[name].kinds.replace("x", "w")
+    jobs = []
+    for at, width in enumerate(WIDTHS):
+        rows = 5 if width < 100 else 3
+        part = slice(width, rows * width)
+        jobs.append(operands_of(kinds, rows, width, 256, part, plain, shift=at % 3))
+    check(kernels, name, "wide" if types == "float64" else "many", jobs)
+
+
+def test_every_kind_of_weight_is_found_again(kernels: Emulated) -> None:
+    """Ties, what rounds to infinity, zeros of either sign, subnormal numbers, infinities; a NaN stays one."""
+    lows = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    highs = torch.cat([torch.arange(0, 0x10000, 257), torch.tensor([0x7F7F, 0x7F80, 0xFF7F, 0xFF80, 0x8000, 0])])
+    bits = (highs[:, None] << 16 | lows).reshape(-1)
+    weights = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(F32)
+    one = Halves.weights(torch.zeros_like(weights))
+    jobs: list[list[Operand]] = [[Plain.of(weights, F32), one]]
+    made, blocks = coded_table("many", jobs, (1.0,), [(0.0, 0.0)])
+    kernels.launch(
+        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+    )
+    assert one.untouched()
+    wanted = Halves.weights(weights)
+    assert torch.equal(one.low, wanted.low)
+    assert torch.equal(one.values.view(torch.int16), wanted.values.view(torch.int16))
+    back = Plain.of(torch.zeros_like(weights), F32)
+    made, blocks = coded_table("many", [[one, back]], (1.0,), [(0.0, 0.0)])
+    kernels.launch(
+        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+    )
+    kept = ~weights.isnan()
+    assert torch.equal(back.values.isnan(), weights.isnan())
+    assert torch.equal(back.values[kept].view(torch.int32), weights[kept].view(torch.int32))
+
+
+def test_weights_of_others_are_read_without_harm(kernels: Emulated) -> None:
+    """Zeros, infinities and NaN beside any low half."""
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0] * 50)
+    one = Halves.weights(special)
+    one.low.copy_(torch.arange(-150, 150) * 200)
+    to = Plain.of(torch.zeros(300), F32)
+    made, blocks = coded_table("many", [[one, to]], (1.0,), [(0.0, 0.0)])
+    kernels.launch(
+        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+    )
+    assert same(to.values, one.read())
+    assert torch.equal(to.values.isnan(), special.isnan())
 
 
 @pytest.mark.parametrize("block", [8, 16, 64, 128, 512])

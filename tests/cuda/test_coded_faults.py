@@ -37,6 +37,16 @@ FAULTS = {
     "numbers follow the job, not the tensor": ("rounding.cuh", "rounding.first + element", "element"),
     "every element has the first number": ("rounding.cuh", "place % NUMBERS", "0"),
     "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
+    "weights lie with those of the job before": ("coded.cuh", "job.scales[n])) + element", "job.scales[n]))"),
+    "a weight that was rounded up is not rounded back": ("master.cuh", "low < 0 ? 1u : 0u", "0u"),
+    "a weight is cut off": ("master.cuh", "bits + 0x8000u", "bits"),
+    "a zero beside an old low half is no number": ("master.cuh", "is_nan ? plain : bits", "bits"),
+    "a nan among weights is rounded up": ("master.cuh", "is_nan ? bits >> 16 | 0x40u : bits", "bits"),
+    "low halves are read where elements of the first block are": (
+        "coded.cuh",
+        "low_halves(job, n, segment.start) : nullptr",
+        "low_halves(job, n, 0) : nullptr",
+    ),
     "a nan is rounded up": ("rounding.cuh", "> 0x7F800000u;", "> 0x7FFFFFFFu;"),
 }
 
@@ -52,6 +62,8 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
         checks.test_scales_of_any_size_and_what_is_no_number(kernels, signed=True)
         checks.test_random_bits_follow_the_places_in_the_whole_tensor(kernels)
         checks.test_random_rounding_keeps_what_is_no_number(kernels)
+        checks.test_every_kind_of_weight_is_found_again(kernels)
+        checks.test_weights_of_others_are_read_without_harm(kernels)
 
     with pytest.raises((AssertionError, KernelFault)):
         work()

@@ -45,9 +45,9 @@ def summed(
 
 
 @pytest.mark.parametrize("form", ["many", "wide"])
-@pytest.mark.parametrize("kinds", ["ggmv", "xgmv", "xggg"])
+@pytest.mark.parametrize("kinds", ["ggmv", "xgmv", "xggg", "wgmv", "wggg"])
 def test_sums_equal_those_of_the_numbers(kernels: Emulated, kinds: str, form: str) -> None:
-    stored = kinds == "xggg"  # moments that are plain numbers are written
+    stored = kinds in ("xggg", "wggg")  # moments that are plain numbers are written
     plain = F64 if form == "wide" else F32
     sizes = ((1, 5, 8), (3, 257, 256), (40, 1000, 256), (7, 64, 16))
     jobs = [

@@ -1,4 +1,4 @@
-"""8-bit states and stochastic rounding on the driver without a device: the same bits as on the CPU."""
+"""8-bit states, stochastic rounding and masters on the driver without a device: the same bits as on the CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxidion._core.masters import joined
+
 from . import compile as compiler
 from .driver import needs_nvrtc, run
 
@@ -19,9 +21,9 @@ STEPS = """
 import sys, torch, oxidion
 torch.manual_seed(0)
 shapes = [(40, 300), (9, 513), (33, 128), (5000,), (16, 20, 30)]
-dtype = torch.bfloat16 if {rounding} else torch.float32
+dtype = torch.bfloat16 if {rounding!r} else torch.float32
 params = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
-groups = [{{"params": params, "min_quant_numel": 0, "stochastic_rounding": {rounding}, {keys}}}]
+groups = [{{"params": params, "min_quant_numel": 0, **{rounding!r}, {keys}}}]
 optimizer = oxidion.{name}(groups, state_bits=8)
 for step in range(4):
     for param in params:
@@ -29,6 +31,7 @@ for step in range(4):
     optimizer.step()
 torch.save([[p.detach(), *optimizer.state[p].values()] for p in params], {file!r})
 """
+RANDOM, MASTERS = {"stochastic_rounding": True}, {"master_weights": True}
 CASES = [
     ("Lion", "'weight_decay': 0.1"),
     ("Lion", "'weight_decay': 0.1, 'cautious_wd': True, 'block_size': 64"),
@@ -56,10 +59,10 @@ NO_VECTORS = ("Dion2", "NorDion2", "APOLLOAdamW")
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("rounding", [False, True])
+@pytest.mark.parametrize("rounding", [{}, RANDOM, MASTERS], ids=["float32", "random", "masters"])
 @pytest.mark.parametrize(("name", "keys"), CASES)
 def test_states_and_parameters_have_the_bits_of_the_cpu(
-    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: bool
+    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: dict[str, bool]
 ) -> None:
     coded, count = 0, 0
     for here, there in both(environment, tmp_path, STEPS, name=name, keys=keys, rounding=rounding):
@@ -72,27 +75,37 @@ def test_states_and_parameters_have_the_bits_of_the_cpu(
     assert coded == count * (1 if name == "Lion" else 3 if "amsgrad" in keys else 2)
 
 
-BY_MATRICES = [
-    ("Lamb", "'weight_decay': 0.1", True),
-    ("Lamb", "'max_grad_norm': 0.5, 'block_size': 64", False),
-    ("CAME", "'weight_decay': 0.1", False),
-    ("CAME", "'block_size': 512", True),
-    ("Dion2", "'orth_dtype': 'float32'", True),
-    ("NorDion2", "'block_size': 64, 'orth_dtype': 'float32'", False),
-    ("Adafactor", "'relative_step': False, 'scale_parameter': False, 'beta1': 0.9", True),
-    ("APOLLOAdamW", "'rank': 8, 'weight_decay': 0.1, 'cautious_wd': True", True),
+BY_MATRICES: list[tuple[str, str, dict[str, bool]]] = [
+    ("Lamb", "'weight_decay': 0.1", RANDOM),
+    ("Lamb", "'max_grad_norm': 0.5, 'block_size': 64", {}),
+    ("CAME", "'weight_decay': 0.1", {}),
+    ("CAME", "'block_size': 512", RANDOM),
+    ("Dion2", "'orth_dtype': 'float32'", RANDOM),
+    ("NorDion2", "'block_size': 64, 'orth_dtype': 'float32'", {}),
+    ("Adafactor", "'relative_step': False, 'scale_parameter': False, 'beta1': 0.9", RANDOM),
+    ("APOLLOAdamW", "'rank': 8, 'weight_decay': 0.1, 'cautious_wd': True", RANDOM),
+    ("Lamb", "'weight_decay': 0.1", MASTERS),
+    ("CAME", "'weight_decay': 0.1", MASTERS),
+    ("NorDion2", "'orth_dtype': 'float32'", MASTERS),
+    ("Adafactor", "'relative_step': False, 'beta1': 0.9", MASTERS),
+    ("APOLLOAdamW", "'rank': 8, 'weight_decay': 0.1", MASTERS),
 ]
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(("name", "keys", "rounding"), BY_MATRICES)
 def test_passes_over_matrices_give_the_states_and_parameters_of_the_cpu(
-    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: bool
+    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: dict[str, bool]
 ) -> None:
     text = STEPS.replace("state_bits=8", "lr=1e-3, state_bits=8")
     if name in NO_VECTORS:
         text = text.replace("(5000,), ", "")
     for here, there in both(environment, tmp_path, text, name=name, keys=keys, rounding=rounding):
+        if rounding == MASTERS:
+            # Of a weight the two halves alone mean nothing.
+            for found in (here, there):
+                low = next(at for at, one in enumerate(found) if one.dtype == torch.int16)
+                found[0] = joined(found[0], found.pop(low))
         for one, two in zip(here, there, strict=True):
             assert (one.dtype, one.shape) == (two.dtype, two.shape)
             # Sums have another order, so what lies at a threshold goes to either side of it.
@@ -148,6 +161,32 @@ def test_captured_step_on_codes_is_repeated_by_its_replay(environment: dict[str,
             return parameters((40, 300), (5000,))
         expected, params = made(), made()
         reference, optimizer = [oxidion.Lion(p, lr=0.01, state_bits=8) for p in (expected, params)]
+        for _ in range(4):
+            reference.step()
+        optimizer.step()
+        driver.emulator_begin_capture()
+        optimizer.step()
+        assert driver.emulator_end_capture() == 1
+        for _ in range(3):
+            assert driver.emulator_replay() == 0
+        for one, two in zip(expected, params):
+            assert torch.equal(one, two)
+            for key, value in reference.state[one].items():
+                assert torch.equal(value, optimizer.state[two][key])
+        """,
+    )
+
+
+@needs_nvrtc
+def test_captured_step_on_weights_in_two_halves_is_repeated_by_its_replay(environment: dict[str, str]) -> None:
+    run(
+        environment,
+        """
+        def made():
+            torch.manual_seed(1)
+            return parameters((40, 300), (5000,), dtype=torch.bfloat16)
+        expected, params = made(), made()
+        reference, optimizer = [oxidion.Lion(p, lr=1e-3, master_weights=True) for p in (expected, params)]
         for _ in range(4):
             reference.step()
         optimizer.step()

@@ -29,6 +29,7 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_huge_gradients.py", "", 300),
         ("algorithm/test_stochastic_rounding.py", "", 50),
         ("algorithm/test_average_dtype.py", "", 37),
+        ("algorithm/test_master_weights.py", "not run_equals or default or hyperball", 80),
         ("algorithm/test_weight_norm.py", "AdamW or adamw", 14),
         ("algorithm/test_dion_degenerate.py", "", 100),
         ("algorithm/test_dion_orthonormal.py", "", 70),
@@ -52,6 +53,7 @@ def test_steps_by_libtorch_follow_the_reference(place: str, chosen: str, least: 
 
 CODE = """
 import sys, torch, oxidion
+from oxidion._core import masters
 from oxidion._cuda import device
 if {emulated}:
     device.prepare(emulated=True)
@@ -70,7 +72,9 @@ for name, given, dtype in {cases}:
             p.grad = torch.cos(torch.arange(p.numel()) * (1.1 + step + i)).reshape(p.shape).to(dtype)
         optimizer.step()
     states = [t for p in params for t in optimizer.state[p].values() if torch.is_tensor(t)]
-    results[f"{{name}} {{given}} {{dtype}}"] = [p.detach() for p in params] + states
+    states = [t for t in states if t.dtype != torch.int16]
+    weights = [masters.weight(p, optimizer.state[p]) for p in params]
+    results[f"{{name}} {{given}} {{dtype}}"] = weights + states
 torch.save(results, sys.argv[1])
 """
 ELEMENTWISE = ("AdamW", "Lion", "AdEMAMix", "Lamb", "CAME")
@@ -79,6 +83,8 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     *((name, {"stochastic_rounding": True}, torch.bfloat16) for name in ELEMENTWISE),
     ("Muon", {"state_bits": 8}, torch.float32),
     ("NorDion2", {"stochastic_rounding": True}, torch.bfloat16),
+    *((name, {"master_weights": True}, torch.bfloat16) for name in (*ELEMENTWISE, "Muon", "NorDion2")),
+    ("Lion", {"master_weights": True, "state_bits": 8}, torch.bfloat16),
     *(
         ("Lion", {"average": rule, "average_dtype": "bfloat16"}, torch.bfloat16)
         for rule in ("ema", "schedule_free")

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import oxidion
+from oxidion._dist.comm import in_bytes
 from oxidion.functional import dequantize_blockwise
 from support.inputs import gaussian
 
@@ -78,8 +79,41 @@ def train(
     for at, param in network.named_parameters():
         found[f"{at} param"] = jobs.whole(param).clone()
         for key, value in optimizer.state[param].items():
-            found[f"{at} {key}"] = jobs.whole(value).clone()
+            sent = in_bytes(value) if value.dtype == torch.int16 else value
+            found[f"{at} {key}"] = jobs.whole(sent).clone()
     return found
+
+
+def gathered() -> bool:
+    """Whether weights with masters go on from a whole state dict as they went on without one, bit by bit."""
+    keys = {"lr": 0.01, "master_weights": True, "state_dtype": torch.float32}
+
+    def steps(network: nn.Module, optimizer: Any, numbers: range) -> None:
+        for number in numbers:
+            for index, param in enumerate(network.parameters()):
+                param.grad = sharded(gaussian(param.shape, 2, number, index).bfloat16())
+            optimizer.step()
+
+    networks = [Weights(torch.bfloat16) for _ in range(2)]
+    first, second = (oxidion.AdamW(network.parameters(), **keys) for network in networks)
+    steps(networks[0], first, range(3))
+    options = StateDictOptions(full_state_dict=True)
+    model, states = get_state_dict(networks[0], first, options=options)
+    assert {value["master_remainder"].dtype for value in states["state"].values()} == {torch.uint8}
+    set_state_dict(
+        networks[1], second, model_state_dict=model, optim_state_dict=states, options=options
+    )
+    for network, optimizer in zip(networks, (first, second), strict=True):
+        steps(network, optimizer, range(3, 6))
+    pairs = zip(*(network.parameters() for network in networks), strict=True)
+    return all(
+        torch.equal(jobs.whole(one), jobs.whole(other))
+        and torch.equal(
+            *(jobs.whole(in_bytes(o.state[p]["master_remainder"])) for o, p in ((first, one), (second, other)))
+        )
+        and bool(jobs.whole(in_bytes(first.state[one]["master_remainder"])).any())
+        for one, other in pairs
+    )
 
 
 def synchronized() -> tuple[float, float, float]:

@@ -308,14 +308,24 @@ def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
                     assert_next_to(other[key], value)
 
 
-def test_bfloat16_parameters_with_float32_states_survive(groups: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounding", ["stochastic_rounding", "master_weights"])
+def test_bfloat16_parameters_with_float32_states_survive(
+    groups: Pool, tmp_path: Path, rounding: str
+) -> None:
     folder = str(tmp_path / "a")
-    keys = {"state_bits": 32, "state_dtype": torch.float32, "stochastic_rounding": True}
+    keys = {"state_bits": 32, "state_dtype": torch.float32, rounding: True}
     run(groups, 4, coded.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
     expected = coded.train("AdamW", 4, None, None, torch.bfloat16, keys)
     got = run(groups, 2, coded.train, "AdamW", 2, folder, None, torch.bfloat16, keys)
     assert all(torch.equal(got[key], value) for key, value in expected.items())
-    assert {str(v.dtype) for k, v in got.items() if "param" not in k} == {"torch.float32"}
+    kinds = {str(v.dtype) for k, v in got.items() if "param" not in k and "master" not in k}
+    assert kinds == {"torch.float32"}
+    assert any("master" in key for key in got) == (rounding == "master_weights")
+
+
+def test_masters_go_through_a_whole_state_dict(groups: Pool) -> None:
+    """torch gathers and deals states by collectives, of which none takes int16."""
+    assert groups[2].run(coded.gathered) == [True, True]
 
 
 def test_synchronizing_averages_what_codes_stand_for(groups: Pool) -> None:

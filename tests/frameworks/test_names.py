@@ -167,6 +167,8 @@ def test_optim_args_without_a_value_are_refused() -> None:
 def test_settings_of_other_packages_are_those_of_this_one() -> None:
     rounded = arguments(optim_args="bf16_stochastic_round=True")
     assert from_name("adamw_torch_8bit", rounded)[1]["stochastic_rounding"] is True
+    kept = arguments(optim_args="master_weights=True")
+    assert from_name("adamw_torch", kept)[1]["master_weights"] is True
     slow = arguments(optim_args="beta3=0.999,alpha=8,t_alpha=100,t_beta3=100")
     settings = from_name("ademamix", slow)[1]
     assert (settings["betas"], settings["alpha"]) == ((0.9, 0.999, 0.999), 8)

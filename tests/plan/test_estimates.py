@@ -180,6 +180,9 @@ def test_states_of_eight_bits_and_projections_are_smaller() -> None:
         return simulate("gpt-160m", {"fs": 2}, Settings(**settings))[0].memory["states"]
 
     assert states(algorithm="adamw", state_bits=8) < 0.6 * states(algorithm="adamw")
+    plain, kept = (states(algorithm="muon", state_dtype="float32", master_weights=m) for m in (False, True))
+    parameters = simulate("gpt-160m", {"fs": 2}, Settings("muon"))[0].memory["parameters"]
+    assert kept - plain == parameters, "two bytes for each bfloat16 parameter"
     # A scale of four bytes for each block of two moments.
     small, large = (states(algorithm="adamw", state_bits=8, block_size=size) for size in (64, 256))
     assert 0.02 < small / large - 1 < 0.1

@@ -55,5 +55,7 @@ FEATURES = {
     "codes": Feature({"state_bits": 8, "min_quant_numel": 0, "block_size": 8}, CODED, torch.float32),
     "narrow-states": Feature({"state_dtype": "bfloat16"}, dtype=torch.float32),
     "rounded": Feature({"stochastic_rounding": True}, dtype=torch.bfloat16),
+    "masters": Feature({"master_weights": True}, dtype=torch.bfloat16),
+    "masters-ema": Feature({"master_weights": True, **EMA}, dtype=torch.bfloat16, copies=("average_step",)),
     "ascending": Feature({"maximize": True}),
 }

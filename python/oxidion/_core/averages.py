@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core import validate
+from oxidion._core import masters, validate
 from oxidion._core.validate import Field
 from oxidion._dist.comm import local
 
@@ -162,10 +162,10 @@ def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) ->
         # With y = (1 - s) z + s x of a share s, another share t has y + (1 - t / s) (z - y).
         before = float(own[SHARE])
         after = 1.0 if mode == "eval" else float(group["average_beta"])
-        y, z = local(param), local(own[KEY])
+        y, z = masters.weight(param, own), local(own[KEY])
         wide = y.to(torch.promote_types(torch.promote_types(y.dtype, z.dtype), torch.float32))
         if before != after:
-            y.copy_(wide + (1.0 - after / before) * (z.to(wide.dtype) - wide))
+            masters.write(param, own, wide + (1.0 - after / before) * (z.to(wide.dtype) - wide))
             own[SHARE].fill_(after)
 
 
@@ -173,17 +173,19 @@ def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) ->
 def averaged(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Iterator[None]:
     """A context in which the parameters hold their averages, by every rule."""
     with torch.no_grad():
-        held = [(param, local(param).clone(), own) for _, param, own in _started(groups, state)]
+        held = [
+            (param, masters.weight(param, own).clone(), own) for _, param, own in _started(groups, state)
+        ]
         shares = [float(own[SHARE]) if SHARE in own else None for _, _, own in held]
         for (param, _, own), share in zip(held, shares, strict=True):
             if share is None:
-                local(param).copy_(local(own[KEY]))
+                masters.write(param, own, local(own[KEY]))
     switch(groups, state, "eval")
     try:
         yield
     finally:
         with torch.no_grad():
             for (param, before, own), share in zip(held, shares, strict=True):
-                local(param).copy_(before)
+                masters.write(param, own, before)
                 if share is not None and SHARE in own:
                     own[SHARE].fill_(share)

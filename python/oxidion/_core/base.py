@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import averages, constructor, group_checks, loading, schema, summary, validate
+from oxidion._core import averages, constructor, group_checks, loading, masters, schema, summary, validate
 from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
@@ -49,6 +49,8 @@ class OxOptimizer(Stepper, Optimizer):
             ``min_quant_numel`` (4096: smaller states keep ``state_dtype``). See docs/low-precision.md.
         stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
             function of the group's ``seed``, the parameter, the step and the element.
+        master_weights: keep the float32 weights of bfloat16 parameters, at two more bytes each: the state
+            ``master_remainder`` has their low halves. No update is lost.
         max_batch_bytes: bound, in bytes, on the workspace of the matrices that are handled together; None
             means 2 MiB where no other process shares the work, else 32 MiB, on CUDA devices 256 MiB.
         workspace_limit: bytes of workspace that the plan keeps to, or a float: this share of the device's
@@ -251,6 +253,7 @@ class OxOptimizer(Stepper, Optimizer):
         own = self._registry[group["algorithm"]]
         own._check_settings(group, where)
         averages.check(group, where, decays_apart=own._DECAYS_APART)
+        masters.check(group, where)
 
     @override
     def _check_written(self) -> None:
@@ -438,8 +441,9 @@ class OxOptimizer(Stepper, Optimizer):
                 validate.check_group(group, {"algorithm": schema.COMMON["algorithm"]}, set(group), where)
                 schema.translate(group, self._words(group), where)
             loading.keep_streams(groups, self.param_groups)
+            masters.keep(groups, self.param_groups)
             lost.extend(averages.lost(groups, self.param_groups))
-            incoming.update(final, param_groups=groups)
+            incoming.update(final, param_groups=groups, state=masters.loaded(final["state"]))
             loading.check(self, incoming)
             return {**incoming, "state": own_copies(incoming, self.param_groups)}
 
@@ -557,6 +561,7 @@ class OxOptimizer(Stepper, Optimizer):
                 saved["state"] = {
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
                 }
+            saved["state"] = masters.saved(saved["state"])
         return saved
 
     def _make_whole(self) -> None:
@@ -697,20 +702,28 @@ class OxOptimizer(Stepper, Optimizer):
         """Tells one row per parameter what happens to it.
 
         Returns:
-            Columns name, shape, dtype, device, placements, group, algorithm, view (how it is read as
+            Columns name, shape, dtype, device, rounding (of a step's result: "exact" where it has the type of
+            the arithmetic, else "nearest", "stochastic" or "master"), placements, group, algorithm, view (how it is read as
             matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices),
             route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives to
             collectives). On a device the fact ``kernels`` has by source of kernels what computes: "kernels",
             "libtorch (reason)", or "not loaded" before the first step; a line below the table says it too.
         """
-        where = [str(comm.local(param).device) for param in parameters(self.param_groups)]
         first = ("name", "shape", "dtype")
+        own = [
+            {
+                "device": str(comm.local(param).device),
+                "rounding": masters.rounding(group, param.dtype),
+            }
+            for group in self.param_groups
+            for param in group["params"]
+        ]
         plan = self._make_plan()
-        rows = zip(plan.rows(), where, strict=True)
+        rows = zip(plan.rows(), own, strict=True)
         kernels = self_check.told(device_of(self.param_groups), plan.sources())
         said = ", ".join(f"{name} {word}" for name, word in kernels.items())
         return Table(
-            [{**{key: row[key] for key in first}, "device": own, **row} for row, own in rows],
+            [{**{key: row[key] for key in first}, **here, **row} for row, here in rows],
             kernels=kernels,
             note=f"sources: {said}" if said else "",
         )
@@ -718,7 +731,8 @@ class OxOptimizer(Stepper, Optimizer):
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS; orthogonality error where the algorithm has it, and the error that
+        Columns: update and parameter RMS; with bfloat16 parameters ``lost_updates``, the share of their
+        elements whose update is not zero and leaves the stored weight as it was; orthogonality error where the algorithm has it, and the error that
         is ``expected`` for the dtype and the rank of the momentum; captured energy and error-feedback norm
         where all of the matrix is stored on this rank. ``.stages`` holds milliseconds by compute
         instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.

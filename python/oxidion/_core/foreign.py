@@ -30,6 +30,10 @@ def _is_floats(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype in _FLOATS and is_dense(value)
 
 
+def _is_halves(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.int16 and is_dense(value)
+
+
 def _is_matrix(value: object) -> bool:
     return isinstance(value, Tensor) and _is_floats(value) and value.ndim == 2
 
@@ -51,6 +55,11 @@ def _is_projector(value: object) -> bool:
 COUNT = validate.number(0.0)
 """A number of steps, as a number or a tensor."""
 FLOATS = Field(None, f"a dense tensor of {', '.join(validate.DTYPES)} with its values", _is_floats)
+MASTERS = Field(
+    None,
+    "a dense float32 tensor, a dense int16 one with its low halves, or None",
+    lambda value: value is None or _is_floats(value) and value.dtype == torch.float32 or _is_halves(value),
+)
 SIDES = Field(None, "a list of floating-point matrices, with [] for a side without one", _is_sides)
 PROJECTOR = Field(
     None,

@@ -32,6 +32,7 @@ COMMON: dict[str, Field] = {
     "block_size": validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
     "min_quant_numel": validate.count(4096, low=0),
     "stochastic_rounding": validate.flag(False),
+    "master_weights": validate.flag(False),
     "seed_by": validate.word("name", "name", "position"),
     **averages.SCHEMA,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core import averages
+from oxidion._core import averages, masters
 from oxidion._core.owned import OwnerSharded, collected
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
@@ -36,7 +36,7 @@ SCALES = "_absmax"
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
 ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
 ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "eigen_left", "eigen_right"}
-ROLES |= {"radius", *averages.STATES}
+ROLES |= {"radius", masters.KEY, *averages.STATES}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]
@@ -259,7 +259,8 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
         raise ValueError(f"{name}: state {key!r} must be a dense tensor of shape {shape}, got {got}{hint}")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype != spec["dtype"]:
-        allowed = spec["dtype"] if key.endswith(SCALES) or spec["dtype"] == "uint8" else ", ".join(DTYPES)
+        is_fixed = key.endswith(SCALES) or spec["dtype"] in ("uint8", "int16")
+        allowed = spec["dtype"] if is_fixed else ", ".join(DTYPES)
         coded = " or uint8 codes with their absmax" if spec["codable"] and dtype == "uint8" else ""
         raise ValueError(f"{name}: state {key!r} must be of dtype {allowed}{coded}, got {dtype}{hint}")
     if tuple(value.shape) != shape:
@@ -464,6 +465,7 @@ def existing(
                     and is_own(key)
                     and (value.is_floating_point() or value.dtype == torch.uint8)
                     and not key.startswith("step")
+                    and key != masters.KEY  # of one dtype
                 }
             )
     return rows

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from oxidion._core import averages, driver, runner, schema, validate
+from oxidion._core import averages, driver, masters, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.owned import OwnerSharded
@@ -96,6 +96,7 @@ class Stepper:
     _owned: OwnerSharded
     _written: Written
     _inside_averaged: int = 0
+    _has_told: bool = False
     _cold: Sequence[int] = ()
     _looked: frozenset[int] = frozenset()
     _schedule: tuple[tuple[int, int], ...] = ()
@@ -162,6 +163,9 @@ class Stepper:
         if self._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
         self._tell_cold()
+        if not self._has_told:
+            self._has_told = True
+            masters.tell_of_rounding(self.param_groups)
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -506,6 +510,7 @@ class Stepper:
         self._looked = frozenset()
         groups = self._read_groups()
         averages.drop_others(self.param_groups, self.state)
+        masters.drop_others(self.param_groups, self.state)
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))
         self._places = tuple(where for where, _ in memory)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oxidion._core import masters
 from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
@@ -27,24 +28,26 @@ def _copy(tensor: Tensor) -> Tensor:
     return with_local(tensor, local(tensor).detach().clone())
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """A copy of the whole tensor in float64, on the CPU of every rank."""
-    return full(tensor).detach().double().cpu().clone()
+def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
+    """An optimizer of the same settings over copies of parameters, gradients and states.
 
-
-def _twin(optimizer: Stepper) -> Stepper:
-    """An optimizer of the same settings over copies of parameters, gradients and states."""
+    Args:
+        optimizer: that is copied.
+        wide: whether bfloat16 parameters are float32 there, and are not rounded.
+    """
     owned, optimizer._owned = optimizer._owned, OwnerSharded()  # what is in blocks is copied below
     try:
         twin = copy.copy(optimizer)
     finally:
         optimizer._owned = owned
-    twin._meshes = optimizer._meshes
+    twin._meshes, twin._has_told = optimizer._meshes, True
     twins = {}
     for param in parameters(optimizer.param_groups):
-        clone = _copy(param).requires_grad_(param.requires_grad)
+        is_wide = wide and param.dtype == torch.bfloat16
+        held = masters.whole_weight(param, optimizer.state.get(param, {})).float() if is_wide else param
+        clone = _copy(held).requires_grad_(param.requires_grad)
         if hasattr(param, "grad_dtype"):
-            clone.grad_dtype = param.grad_dtype
+            clone.grad_dtype = param.grad_dtype if clone.dtype == param.dtype else None
         clone.grad = None if param.grad is None else _copy(param.grad)
         twins[param] = clone
     twin.param_groups = [
@@ -52,6 +55,7 @@ def _twin(optimizer: Stepper) -> Stepper:
             **group,
             "average": None,
             "params": [twins[param] for param in group["params"]],
+            **({masters.SETTING: False, "stochastic_rounding": False} if wide else {}),
         }
         for group in optimizer.param_groups
     ]
@@ -60,7 +64,7 @@ def _twin(optimizer: Stepper) -> Stepper:
         twin.state[twins[param]] = {
             key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value)
             for key, value in entries.items()
-            if is_own(key)
+            if is_own(key) and not (wide and key == masters.KEY)
         }
     twin._owned = optimizer._owned.clone_for(twins)
     return twin
@@ -85,7 +89,7 @@ def metrics(optimizer: Stepper) -> Table:
     twin = _twin(optimizer)
     session = twin._bind(together=True)
     params = parameters(twin.param_groups)
-    before = [full(param).detach().clone() for param in params]
+    before = [_weight(twin, param) for param in params]
     session.measure(True)
     twin._execute()
     idle = session.idle()
@@ -93,11 +97,14 @@ def metrics(optimizer: Stepper) -> Table:
     # A matrix that has an owner is measured by its owner.
     measured = merged(measured, (twin._groups or {}).values())
     plan = twin._make_plan()
+    lost = _lost_updates(optimizer, [_weight(twin, param) - old for param, old in zip(params, before, strict=True)])
     rows = []
     for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
-        entry["update_rms"] = _rms(full(param).detach() - old)
+        entry["update_rms"] = _rms(_weight(twin, param) - old)
         entry["param_rms"] = _rms(old)
+        if lost:
+            entry["lost_updates"] = lost[index]
         for key in sorted(measured, key=lambda name: (name == EXPECTED, name)):
             own = [value for at, value in measured[key] if at == index]
             entry[key] = max(own) if own else None
@@ -107,6 +114,40 @@ def metrics(optimizer: Stepper) -> Table:
         stages=dict(enumerate(milliseconds)),
         bytes_sent=sum(t["send"][1] for k, t in enumerate(plan.transfers) if k not in idle),
     )
+
+
+def _weight(optimizer: Stepper, param: Tensor) -> Tensor:
+    """A copy of the whole weight on every rank, with the low half where there is one."""
+    return full(masters.whole_weight(param, optimizer.state.get(param, {}))).detach().clone()
+
+
+def _lost_updates(optimizer: Stepper, updates: list[Tensor]) -> list[float | None]:
+    """By bfloat16 parameter with a gradient the share of its elements whose update rounding has taken away.
+
+    Args:
+        optimizer: before the step.
+        updates: of all parameters in the step.
+
+    Returns:
+        Shares, None for other parameters; nothing where there are no bfloat16 ones.
+    """
+    params = parameters(optimizer.param_groups)
+    if not any(param.dtype == torch.bfloat16 for param in params):
+        return []
+    held = [bool(group.get(masters.SETTING)) for group in optimizer.param_groups for _ in group["params"]]
+    narrow = [param.dtype == torch.bfloat16 and param.grad is not None for param in params]
+    if all(own for own, is_narrow in zip(held, narrow, strict=True) if is_narrow):
+        return [0.0 if is_narrow else None for is_narrow in narrow]
+    twin = _twin(optimizer, wide=True)
+    twin._bind(together=True)
+    wide = parameters(twin.param_groups)
+    before = [_weight(twin, param) for param in wide]
+    twin._execute()
+    shares: list[float | None] = []
+    for param, old, update, is_narrow in zip(wide, before, updates, narrow, strict=True):
+        lost = (_weight(twin, param) != old) & (update == 0)
+        shares.append(float(lost.double().mean()) if is_narrow and lost.numel() else None)
+    return shares
 
 
 def _has_reference(settings: Mapping[str, Any], group: dict[str, Any], param: Any) -> bool:
@@ -171,14 +212,16 @@ def verify(optimizer: Stepper) -> Table:
             state = {
                 role: _mean(twin, whole(own, key_of(role, public), by_role, role, lines))
                 for role in by_role
-                if not role.endswith(SCALES)
+                if not role.endswith(SCALES) and role != masters.KEY
             }
             grad = _mean(twin, param.grad)
             told = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
-            told["dtype"] = param.dtype
+            told["dtype"] = masters.weight(param, own).dtype
             told["state_types"] = {role: own[key_of(role, public)].dtype for role in state}
             settings = {**group, **twin._functions, **told}
-            entry["start"], entry["reference"], entry["rounded"] = (_wide(param) for _ in range(3))
+            entry["start"], entry["reference"], entry["rounded"] = (
+                _weight(twin, param).double().cpu() for _ in range(3)
+            )
             products = _roundoff(
                 row["products"] or ("float64" if param.dtype == torch.float64 else "float32")
             )
@@ -190,11 +233,13 @@ def verify(optimizer: Stepper) -> Table:
     for entry, param in zip(rows, params, strict=True):
         if "reference" in entry:
             start, reference, rounded = (entry.pop(key) for key in ("start", "reference", "rounded"))
-            # The parameter can hold no more than the rounded reference: rounding it is no error of the step.
-            wanted, got = reference.to(param.dtype).double(), _wide(param)
+            # The weight can hold no more than the rounded reference: rounding it is no error of the step.
+            got = _weight(twin, param)
+            dtype, got = got.dtype, got.double().cpu()
+            wanted = reference.to(dtype).double()
             size = float((reference - start).norm())
             entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
-            own = _roundoff(str(param.dtype).removeprefix("torch.")) * float(reference.norm())
+            own = _roundoff(str(dtype).removeprefix("torch.")) * float(reference.norm())
             entry[EXPECTED] = (ROUNDINGS * float((rounded - reference).norm()) + own) / (size or 1.0)
     return Table(rows)
 
@@ -214,7 +259,7 @@ def _disturbed(tensor: Tensor, roundoff: float) -> Tensor:
 
 
 def _mean(optimizer: Stepper, tensor: Tensor) -> Tensor:
-    """Like `_wide`, and the mean over replicas whose gradients the optimizer averages."""
+    """A copy of the whole tensor in float64 on the CPU, the mean where the optimizer averages over replicas."""
     whole = full(tensor).detach().double().clone()
     average([whole], optimizer._meshes.pending.values())
     return whole.cpu()

@@ -82,6 +82,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="the optimizer averages over dp: small matrices, not gradients",
     )
     add("--state-bits", type=int, choices=(8, 32), default=32, help="8: moments in one byte (default: 32)")
+    add("--master-weights", action="store_true", help="float32 weights of bfloat16 parameters")
     add(
         "--block-size",
         type=int,

@@ -44,6 +44,7 @@ class Settings:
         device: "cuda" or "cpu", whose types of products and sizes of buckets the plan has; None is "cuda" on
             more than one rank.
         state_bits: 8 for moments in one byte.
+        master_weights: whether bfloat16 parameters have float32 weights, at two more bytes.
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
         owned_states: owner-sharded states of SOAP and SOAPMuon also for copies and uncut sides, and of
@@ -68,6 +69,7 @@ class Settings:
     selection_scope: str = "local"
     device: str | None = None
     state_bits: int = 32
+    master_weights: bool = False
     block_size: int | None = None
     projection_rank: int = 128
     owned_states: bool = False
@@ -168,6 +170,7 @@ class Simulation:
             s.method,
             s.dtype,
             *([f"states {s.state_dtype}"] if s.state_dtype else []),
+            *["master weights"] * s.master_weights,
             *["compressed"] * (s.compressed and self.mesh.get("dp", 1) > 1),
         ]
         memory = [{"memory": part, "bytes": human(n, "B")} for part, n in self.memory.items()]
@@ -252,6 +255,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
     states = {key: value for key in given if (value := getattr(settings, key)) is not None}
     if settings.state_bits != 32:
         states["state_bits"] = settings.state_bits
+    if settings.master_weights:
+        states["master_weights"] = True
     if settings.owned_states:
         states["owned_states"] = True
     if settings.sides != "both":

@@ -54,6 +54,7 @@ class APOLLOMini(APOLLOAdamW):
         workspace_limit: float | None = None,
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
+        master_weights: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
         **model_options: Unpack[ModelOptions],

@@ -150,6 +150,7 @@ class Dion(WeightNormOptimizer):
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
+        master_weights: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
         replicate_mesh: Any = None,

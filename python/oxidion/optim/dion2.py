@@ -97,6 +97,7 @@ class Dion2(OrthonormalOptimizer):
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
+        master_weights: bool = False,
         init_state: bool = False,
         distributed_mesh: Any = None,
         **model_options: Unpack[ModelOptions],

@@ -229,7 +229,8 @@ impl Algorithm for Dion {
         let product = self.product(shape.param, momentum);
         let is_bound = self.weight_norm.binds(shape);
         let mut program = self.factors(shape);
-        if momentum != product || self.in_two_steps(shape.param, product) && !is_bound {
+        let is_in_place = shape.weights == shape.param && !self.in_two_steps(shape.weights, product);
+        if momentum != product || !is_in_place && !is_bound {
             program = program.buffer(Self::matrix(shape, "full", product));
         }
         if is_bound {
@@ -259,10 +260,10 @@ impl Algorithm for Dion {
         }
         let program = self.factors(shape);
         let full = Self::matrix(shape, "full", product);
-        let needed = momentum != product || shape.param != product;
+        let needed = momentum != product || shape.weights != product;
         let program = if needed { program.buffer(full) } else { program.scratch("full", 0, product) };
         let mut program = program
-            .buffer(Self::matrix(shape, "update", shape.param))
+            .buffer(Self::matrix(shape, "update", shape.weights))
             .buffer(Self::matrix(shape, "momentum", momentum))
             .buffer(self.basis(shape, "q", shape.state[Q]));
         if self.orthonormal {

@@ -240,17 +240,28 @@ impl Dion {
     }
 
     pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let StageIo { units, buffers, .. } = io;
+        let StageIo { units, buffers, class, .. } = io;
         let Some(unit) = units.first() else {
             return Ok(());
         };
         let kernels::Apply { rate, decay, .. } = self.last_step(unit, h).apply();
-        let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
+        let direct = !self.in_two_steps(class.weights, buffers.get(P)?.flat.dtype());
         self.normalize(units, buffers, h, direct.then_some(-rate))?;
-        if direct {
-            let decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
+        let own_decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
+        if direct && class.weights == class.param {
             let mut all = Self::with_factors(units, buffers, WORK, |unit| unit.param.reborrow())?;
-            decay_and_add_product(&mut all, decay)
+            decay_and_add_product(&mut all, own_decay)
+        } else if direct {
+            // Products go to matrices of numbers: weights in two halves are put together, and taken apart again.
+            let [p, work, full] = buffers.several([P, WORK, FULL])?;
+            let pairs = units.iter().zip(full.matrices(units)?);
+            let pairs = pairs.map(|(unit, full)| ([unit.param.view()], [full]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(pairs))?;
+            let factors = [p.matrices(units)?, work.matrices(units)?];
+            decay_and_add_product(&mut factored(units, full.matrices(units)?, factors), own_decay)?;
+            let pairs = full.matrices(units)?.into_iter().zip(units);
+            let pairs = pairs.map(|(full, unit)| ([full.into_view()], [unit.param.reborrow()]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(pairs))
         } else {
             let [p, work, full] = buffers.several([P, WORK, FULL])?;
             let factors = [p.matrices(units)?, work.matrices(units)?];

@@ -36,9 +36,9 @@ impl GaLore {
         (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY])
     }
 
-    /// Tests whether directions come with the step size, and go to the parameters without a matrix between.
+    /// Tests whether directions come with the step size, and are added to the weights by the product.
     fn is_direct(&self, class: &UnitShape) -> bool {
-        !self.common.cautious && class.param == class.param.arithmetic()
+        !self.common.cautious && class.weights == class.param.arithmetic()
     }
 
     /// The buffer with the finished projected gradient.
@@ -155,7 +155,14 @@ impl GaLore {
         for unit in units.iter_mut() {
             let (normal, first) = (low.read_tensor(unit)?, Self::basis_of(class, unit, 0)?);
             let second = if sides.len() == 2 { Some(Self::basis_of(class, unit, 1)?) } else { None };
-            let mut own = if direct { unit.param.reborrow() } else { Self::wide(wide, unit)? };
+            let is_in_place = direct && class.weights == class.param;
+            if direct && !is_in_place {
+                // The product goes to a matrix of numbers: weights in two halves are put together, and taken apart again.
+                let together = Self::wide(wide, unit)?;
+                let mut jobs = jobs([([unit.param.view()], [together])]);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
+            }
+            let mut own = if is_in_place { unit.param.reborrow() } else { Self::wide(wide, unit)? };
             let mut to = own.tensor()?;
             kernels::frozen(|| {
                 let (left, right) = match (sides, &second) {
@@ -167,7 +174,11 @@ impl GaLore {
                 Ok(())
             })?;
             drop(to);
-            if !direct {
+            if direct && !is_in_place {
+                let stepped = Self::wide(wide, unit)?.into_view();
+                let mut jobs = jobs([([stepped], [unit.param.reborrow()])]);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
+            } else if !direct {
                 let update = Self::wide(wide, unit)?.into_view();
                 self.common.update(rate, decay, &mut jobs([([update], [unit.param.reborrow()])]))?;
             }

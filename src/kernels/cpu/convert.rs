@@ -130,6 +130,7 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
     match from.dtype() {
         DType::F32 => from.slice::<f32>().iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
         DType::F64 => from.slice::<f64>().iter().zip(to).for_each(|(x, y)| *y = C::of(*x)),
+        DType::BF16 if super::master::load(from, to) => {}
         DType::BF16 => {
             from.slice::<bf16>().iter().zip(to).for_each(|(&narrow, y)| *y = C::from_f32(widen(narrow)));
         }
@@ -141,6 +142,7 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
             }
         }
         DType::Q8 | DType::UQ8 => super::blocks::load(from, to),
+        DType::I16 => from.slice::<i16>().iter().zip(to).for_each(|(x, y)| *y = C::of(f64::from(*x))),
     }
 }
 
@@ -152,7 +154,7 @@ pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
     match to.dtype() {
         DType::F32 => to.slice_mut::<f32>().iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
         DType::F64 => to.slice_mut::<f64>().iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
-        DType::BF16 if super::rounding::store(from, to) => {}
+        DType::BF16 if super::rounding::store(from, to) || super::master::store(from, to) => {}
         DType::BF16 => {
             let to = to.slice_mut::<bf16>().iter_mut();
             to.zip(from).for_each(|(y, x)| *y = bf16::from_bits(bf16_bits(x.to_f32())));
@@ -166,6 +168,8 @@ pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
             }
         }
         DType::Q8 | DType::UQ8 => super::blocks::store(from, to),
+        #[allow(clippy::cast_possible_truncation)] // saturates
+        DType::I16 => to.slice_mut::<i16>().iter_mut().zip(from).for_each(|(y, x)| *y = x.wide() as i16),
     }
 }
 

@@ -6,6 +6,7 @@ pub(super) mod fold;
 pub(super) mod gaussian;
 pub(super) mod isa;
 pub(super) mod lanes;
+pub(super) mod master;
 pub(super) mod pack;
 pub(super) mod philox;
 pub(super) mod product;

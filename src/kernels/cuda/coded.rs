@@ -1,4 +1,4 @@
-//! Tables of jobs for `coded.cu`: of passes over codes of blocks, and over numbers that are rounded at random.
+//! Tables of jobs for `coded.cu`: of passes over codes of blocks, numbers that are rounded at random, and weights in two halves.
 
 use super::device::launch;
 use super::driver::Grid;
@@ -15,6 +15,8 @@ const MANY: usize = 96;
 const STRETCH: usize = 256;
 /// Elements of a block for each thread that works on it.
 const SHARE: usize = 8;
+/// Number of weights in two halves in `jobs.cuh`.
+const MASTER: u8 = 6;
 
 /// As `rounding.cuh` lays it out: size, start and length.
 type Span = [i64; 3];
@@ -131,6 +133,10 @@ impl CodedJob {
                     }
                 }
                 Some((Encoding::Rounding(rounding), first)) => job.round(at, rounding, first, length)?,
+                Some((Encoding::Master(_), _)) => {
+                    job.plain.kind[at] = MASTER;
+                    job.scales[at] = flat.remainders().map_or(0, |low| low.encoded_address());
+                }
                 None if flat.dtype().is_quantized() => {
                     return Err(Error::Internal("a pass over codes without scales".into()));
                 }

@@ -121,6 +121,8 @@ pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
         DType::F64 => 3,
         DType::Q8 => 4,
         DType::UQ8 => 5,
+        // No kernel takes them by themselves: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
+        DType::I16 => 8,
     }
 }
 

@@ -1,5 +1,5 @@
-//! Elements that are more than numbers of their type: codes of blocks, and numbers that are rounded at random, both to the
-//! same bits as on the host.
+//! Elements that are more than numbers of their type: codes of blocks, numbers that are rounded at random, and weights in two
+//! halves, all to the same bits as on the host.
 
 use tch::{Kind, Tensor};
 
@@ -9,7 +9,7 @@ use crate::kernels::cpu::positive::{OCTAVES, Octaves};
 use crate::tensor::{Blocks, DType, Encoding, FlatView, Rounding, Span, to_i64};
 
 /// Elements for which random numbers are made at once.
-const AT_ONCE: usize = 1 << 22;
+const AT_ONCE: i64 = 1 << 22;
 const WORD: i64 = 0xffff_ffff;
 const HALF: i64 = 0xffff;
 
@@ -30,8 +30,61 @@ pub(super) fn encode(x: &FlatView<'_>, stored: &mut Tensor, numbers: &Tensor) ->
     match x.encoding() {
         Some((Encoding::Blocks(blocks), first)) => encode_blocks(x.dtype(), blocks, first, stored, numbers),
         Some((Encoding::Rounding(rounding), first)) => round(rounding, first, stored, numbers),
+        Some((Encoding::Master(_), _)) => split(x, stored, numbers),
         None => Ok(stored.f_copy_(numbers)?),
     }
+}
+
+/// The weights of which `high` are the parameters (see `crate::kernels::cpu::master`), if these are weights in two halves.
+pub(super) fn join(x: &FlatView<'_>, high: &Tensor, kind: Kind) -> Result<Option<Tensor>> {
+    let Some(low) = x.remainders() else { return Ok(None) };
+    let low = low.tensor(&[low.len()])?.shallow_clone();
+    let count = to_i64(x.len())?;
+    let weights = Tensor::f_empty([count], (kind, high.device()))?;
+    for (start, length) in pieces(count) {
+        let [high, low] = [high, &low].map(|all| all.f_narrow(0, start, length));
+        let (high, low) = (high?, low?.f_to_kind(Kind::Int64)?);
+        let whole = high.f_view_dtype(Kind::Int16)?.f_to_kind(Kind::Int64)?;
+        let whole = whole.f_sub(&low.f_lt(0)?.f_to_kind(Kind::Int64)?)?.f_mul_scalar(0x1_0000)?;
+        let bits = whole.f_add(&low.f_bitwise_and(HALF)?)?;
+        let found = with_sign(&bits.f_bitwise_and(WORD)?, 32)?.f_to_kind(Kind::Int)?.f_view_dtype(Kind::Float)?;
+        let found = high.f_to_kind(Kind::Float)?.f_where_self(&found.f_isnan()?, &found)?;
+        weights.f_narrow(0, start, length)?.f_copy_(&found)?;
+    }
+    Ok(Some(weights))
+}
+
+/// Stores weights in two halves.
+fn split(x: &FlatView<'_>, stored: &mut Tensor, numbers: &Tensor) -> Result<()> {
+    let none = || Error::Internal("weights without their low halves".into());
+    let low = x.remainders().ok_or_else(none)?;
+    let low = low.tensor(&[low.len()])?.shallow_clone();
+    let count = to_i64(numbers.numel())?;
+    for (start, length) in pieces(count) {
+        let x = numbers.f_narrow(0, start, length)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let bits = x.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_bitwise_and(WORD)?;
+        let high = |x: &Tensor| x.f_bitwise_right_shift_tensor_scalar(16);
+        let rounded = high(&bits.f_add_scalar(0x8000)?)?.f_bitwise_and(HALF)?;
+        let quiet = high(&bits)?.f_bitwise_or(0x40)?;
+        let is_lost = x.f_isnan()?;
+        let upper = with_sign(&quiet.f_where_self(&is_lost, &rounded)?, 16)?.f_to_kind(Kind::Int16)?;
+        let lower = bits.f_bitwise_and(HALF)?.f_masked_fill(&is_lost, 0)?;
+        stored.f_narrow(0, start, length)?.f_copy_(&upper.f_view_dtype(Kind::BFloat16)?)?;
+        low.f_narrow(0, start, length)?.f_copy_(&with_sign(&lower, 16)?.f_to_kind(Kind::Int16)?)?;
+    }
+    Ok(())
+}
+
+/// The same lowest bits as numbers with a sign.
+fn with_sign(x: &Tensor, bits: u32) -> Result<Tensor> {
+    let wraps = x.f_ge(1_i64 << (bits - 1))?.f_to_kind(Kind::Int64)?.f_mul_scalar(1_i64 << bits)?;
+    Ok(x.f_sub(&wraps)?)
+}
+
+/// Starts and lengths of parts that are worked on at once.
+fn pieces(count: i64) -> impl Iterator<Item = (i64, i64)> {
+    let parts = (0..).map(|part| part * AT_ONCE).take_while(move |start| *start < count);
+    parts.map(move |start| (start, AT_ONCE.min(count - start)))
 }
 
 /// The scales of all blocks.
@@ -108,7 +161,7 @@ fn unsigned(blocks: &Blocks, first: usize, quotients: &Tensor) -> Result<Tensor>
     let is_positive = quotients.f_gt(0.0)?;
     let bits = quotients.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_mul(&is_positive)?;
     let random = match &blocks.rounding {
-        Some(rounding) => random_halves(rounding, first, bits.numel(), &bits)?,
+        Some(rounding) => random_halves(rounding, to_i64(first)?, to_i64(bits.numel())?, &bits)?,
         None => bits.f_zeros_like()?.f_add_scalar(1_i64 << 15)?,
     };
     let rounded = |part: &Octaves| -> Result<Tensor> {
@@ -143,20 +196,16 @@ fn largest_of(
 
 /// Rounds to 16 bits so that the mean is the number.
 fn round(rounding: &Rounding, first: usize, stored: &mut Tensor, numbers: &Tensor) -> Result<()> {
-    let count = numbers.numel();
-    for start in (0..count).step_by(AT_ONCE) {
-        let length = AT_ONCE.min(count - start);
-        let (at, many) = (to_i64(start)?, to_i64(length)?);
-        let x = numbers.f_narrow(0, at, many)?.f_to_kind(Kind::Float)?;
-        let random = random_halves(rounding, first + start, length, &x)?;
+    for (start, length) in pieces(to_i64(numbers.numel())?) {
+        let x = numbers.f_narrow(0, start, length)?.f_to_kind(Kind::Float)?;
+        let random = random_halves(rounding, to_i64(first)? + start, length, &x)?;
         let halves = match stored.kind() {
             Kind::Half => half_bits(&x, &random, rounding.stays_positive)?,
             _ => bfloat_bits(&x, &random)?,
         };
         // The same 16 bits as a number with a sign.
-        let wraps = halves.f_ge(0x8000)?.f_to_kind(Kind::Int64)?.f_mul_scalar(0x1_0000)?;
-        let halves = halves.f_sub(&wraps)?.f_to_kind(Kind::Int16)?;
-        stored.f_narrow(0, at, many)?.f_copy_(&halves.f_view_dtype(stored.kind())?)?;
+        let halves = with_sign(&halves, 16)?.f_to_kind(Kind::Int16)?;
+        stored.f_narrow(0, start, length)?.f_copy_(&halves.f_view_dtype(stored.kind())?)?;
     }
     Ok(())
 }
@@ -192,13 +241,13 @@ fn half_bits(x: &Tensor, random: &Tensor, stays_positive: bool) -> Result<Tensor
 }
 
 /// The random numbers of elements, by their position in the whole tensor.
-fn random_halves(rounding: &Rounding, first: usize, count: usize, like: &Tensor) -> Result<Tensor> {
+fn random_halves(rounding: &Rounding, first: i64, count: i64, like: &Tensor) -> Result<Tensor> {
     let (mut parts, mut at) = (Vec::new(), first);
     while at < first + count || parts.is_empty() {
-        let (start, spans, end) = rounding.places.piece(at);
-        let end = end.unwrap_or(usize::MAX).min(first + count);
-        parts.push(random_of_piece(rounding.key, spans, to_i64(at - start)?, to_i64(end - at)?, like)?);
-        at = end.max(at + 1);
+        let (start, spans, end) = rounding.places.piece(usize::try_from(at).unwrap_or(0));
+        let end = end.map_or(Ok(i64::MAX), to_i64)?.min(first + count);
+        parts.push(random_of_piece(rounding.key, spans, at - to_i64(start)?, end - at, like)?);
+        at = end;
     }
     Ok(Tensor::f_cat(&parts, 0)?)
 }

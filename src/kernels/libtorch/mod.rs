@@ -67,7 +67,10 @@ fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
             Err(Error::Internal("codes without the blocks that they belong to".into()))
         }
         _ if x.dtype().is_quantized() => encoded::decode(x, &stored, kind),
-        _ => Ok(stored.f_to_kind(kind)?),
+        _ => match encoded::join(x, &stored, kind)? {
+            Some(weights) => Ok(weights),
+            None => Ok(stored.f_to_kind(kind)?),
+        },
     }
 }
 
@@ -78,8 +81,11 @@ fn store(x: &FlatView, numbers: &Tensor) -> Result<()> {
     if x.is_encoded() { encoded::encode(x, &mut stored, &numbers) } else { Ok(stored.f_copy_(&numbers)?) }
 }
 
-/// The numbers of a matrix, in the type of the arithmetic.
+/// The numbers of a matrix, in the type of the arithmetic. One that is encoded is decoded before (`ops::decode`).
 fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
+    if x.is_encoded() {
+        return Err(Error::Internal("a matrix that was not decoded".into()));
+    }
     Ok(x.tensor()?.f_to_kind(kind)?)
 }
 

@@ -1,5 +1,6 @@
 // Elementwise passes over runs of memory whose elements are more than numbers of their type: codes of blocks
-// with a scale each, and numbers that are rounded at random. The operations are those of the plain passes.
+// with a scale each, numbers that are rounded at random, and float32 weights in two halves. The operations are
+// those of the plain passes.
 //
 // A job is cut into the blocks of its codes, or where it has none into blocks of a fixed length. Some threads
 // of a warp work on a block together: they decode and compute, leave what has to be encoded or rounded in
@@ -7,6 +8,7 @@
 // written.
 #pragma once
 #include "blocks.cuh"
+#include "master.cuh"
 #include "rounding.cuh"
 
 constexpr int CODED_THREADS = 128;
@@ -16,7 +18,7 @@ constexpr int MANY_CODED = 96;   // jobs of one launch
 
 struct CodedJob {
     Job plain;
-    float* scales[MOST_OPERANDS];  // of operands that are codes, from the job's first block on
+    float* scales[MOST_OPERANDS];  // of codes, from the job's first block on; of weights their low halves
     long long width;               // elements of a row: its last block may be short
     u32 blocks;                    // of the job
     u32 in_row;                    // blocks of a row
@@ -50,7 +52,7 @@ __device__ __forceinline__ bool stays_positive(const CodedJob& job, int n) {
 }
 
 __device__ __forceinline__ bool is_formed(const CodedJob& job, int n) {
-    return is_coded(job.plain.type[n]) || is_random(job, n);
+    return is_coded(job.plain.type[n]) || job.plain.type[n] == Type::master || is_random(job, n);
 }
 
 __device__ __forceinline__ u32 stored_bytes(Type type) { return is_coded(type) ? 1 : element_bytes(type); }
@@ -89,8 +91,17 @@ __device__ __forceinline__ C decoded(u32 code, const float (&value)[ENTRIES], fl
     return static_cast<C>(rounded_product(value[code], scale));
 }
 
+// The low half of a weight, of which a job may begin at any multiple of two bytes.
+__device__ __forceinline__ short* low_halves(const CodedJob& job, int n, long long element) {
+    return reinterpret_cast<short*>(in_global_memory(job.scales[n])) + element;
+}
+
 template <typename C>
-__device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& tables, float scale) {
+__device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& tables, float scale,
+                                         const short* low) {
+    if (run.type == Type::master) {
+        return static_cast<C>(joined(reinterpret_cast<const u16*>(run.start)[i], low[i]));
+    }
     if (!is_coded(run.type)) return load<C>(run, i);
     const u32 code = reinterpret_cast<const unsigned char*>(run.start)[i];
     return decoded<C>(code, tables.value[run.type == Type::unsigned_codes], scale);
@@ -101,9 +112,18 @@ template <typename C>
 struct FetchedStored {
     Fetched<C> fetched;
 
-    __device__ __forceinline__ void load(const Run& run, int i) {
+    __device__ __forceinline__ void load(const Run& run, int i, const short* low) {
         if (is_coded(run.type)) {
             fetched.word[0] = *reinterpret_cast<const u32*>(run.start + i);
+        } else if (run.type == Type::master) {
+            u32 upper[2], lower[2];
+            load_half_chunk(upper, run.start + 2LL * i);
+            load_half_chunk(lower, low + i);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                fetched.word[j] = upper[j];
+                fetched.word[2 + j] = lower[j];
+            }
         } else {
             fetched.load(run, i);
         }
@@ -111,6 +131,15 @@ struct FetchedStored {
 
     __device__ __forceinline__ void decode(Type type, const Tables& tables, float scale,
                                            C (&to)[VECTOR]) const {
+        if (type == Type::master) {
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) {
+                const u32 high = fetched.word[j / 2] >> 16 * (j % 2);
+                const u32 low = fetched.word[2 + j / 2] >> 16 * (j % 2);
+                to[j] = static_cast<C>(joined(static_cast<u16>(high), static_cast<short>(low)));
+            }
+            return;
+        }
         if (!is_coded(type)) {
             fetched.decode(type, to);
             return;
@@ -144,6 +173,7 @@ struct Work {
     Segment segment;
     Run run[N];
     float scale[N];
+    const short* low[N];
     bool formed[N];
     int whole;  // elements that go by vectors
 
@@ -156,6 +186,8 @@ struct Work {
             const u64 bytes = VECTOR * stored_bytes(run[n].type);
             is_aligned = is_aligned && reinterpret_cast<u64>(run[n].start) % bytes == 0;
             scale[n] = 0.0f;
+            low[n] = run[n].type == Type::master ? low_halves(job, n, segment.start) : nullptr;
+            is_aligned = is_aligned && reinterpret_cast<u64>(low[n]) % (VECTOR * sizeof(short)) == 0;
             if ((Op::READS >> n & 1) && is_coded(run[n].type) && segment.length)
                 scale[n] = in_global_memory(job.scales[n])[number];
         }
@@ -173,7 +205,7 @@ struct Work {
                 if (i < whole) {
 #pragma unroll
                     for (int n = 0; n < N; ++n) {
-                        if (Op::READS >> n & 1) fetched[a][n].load(run[n], i);
+                        if (Op::READS >> n & 1) fetched[a][n].load(run[n], i, low[n]);
                     }
                 }
             }
@@ -213,7 +245,7 @@ struct Work {
             C one[N];
 #pragma unroll
             for (int n = 0; n < N; ++n)
-                one[n] = Op::READS >> n & 1 ? load_stored<C>(run[n], i, tables, scale[n]) : C(0);
+                one[n] = Op::READS >> n & 1 ? load_stored<C>(run[n], i, tables, scale[n], low[n]) : C(0);
             op(one);
             float* to = staged + i;
 #pragma unroll
@@ -315,6 +347,22 @@ __device__ __forceinline__ void round_at_random(const CodedJob& job, int n, cons
     }
 }
 
+__device__ __forceinline__ void split_weights(const Segment& segment, const float* staged, char* to,
+                                              short* low) {
+    for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
+        const int count = min(segment.length - i, VECTOR);
+        u64 upper = 0;
+        u64 lower = 0;
+        for (int j = 0; j < count; ++j) {
+            const Halves halves(staged[i + j]);
+            upper |= static_cast<u64>(halves.high) << 16 * j;
+            lower |= static_cast<u64>(halves.low) << 16 * j;
+        }
+        store_first<u16>(to + 2 * i, count, upper);
+        store_first<u16>(reinterpret_cast<char*>(low + i), count, lower);
+    }
+}
+
 constexpr int ones_of(u32 bits) { return bits ? static_cast<int>(bits & 1) + ones_of(bits >> 1) : 0; }
 
 // Takes an operation over blocks of a job, from `first` on.
@@ -344,7 +392,9 @@ __device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& o
             if (!(Op::WRITES >> n & 1)) continue;
             const Segment& segment = work.segment;
             char* const to = stored_run(job, n, segment.start).start;
-            if (is_coded(job.plain.type[n])) {
+            if (job.plain.type[n] == Type::master) {
+                split_weights(segment, from, to, low_halves(job, n, segment.start));
+            } else if (is_coded(job.plain.type[n])) {
                 const float scale = largest(segment, from);
                 const Scaling scaling(scale);
                 if (job.plain.type[n] == Type::signed_codes) {

@@ -13,7 +13,8 @@ enum class Type : unsigned char {
     float32,
     float64,
     signed_codes,
-    unsigned_codes
+    unsigned_codes,
+    master  // bfloat16, and the low halves of float32 weights elsewhere
 };
 
 constexpr int MOST_OPERANDS = 5;
