@@ -159,7 +159,7 @@ impl LowRank {
                 init: Init::Zeros,
                 sharding: (0..lead).map(DimSharding::LikeParam).chain([rows.1, cols.1]).collect(),
                 share,
-                moment: None,
+                moment: Some(code),
                 coded: None,
                 on_host: false,
             };

@@ -76,7 +76,7 @@ pub struct StateSpec {
     pub sharding: Vec<DimSharding<usize>>,
     /// The elements of each block.
     pub share: Share,
-    /// What it averages, if it is a moment: those are rounded at random where they are stored in 16 bits.
+    /// What it averages, if it is a moment that is rounded at random where it is stored in 16 bits.
     pub moment: Option<Code>,
     /// Quantization of the state when it is stored in 8 bits; none where it never is.
     pub coded: Option<Quantization>,
