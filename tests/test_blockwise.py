@@ -32,7 +32,19 @@ def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
     assert entries[127 if signed else 0] == 0.0
     assert entries[255] == 1.0
     assert math.isclose(entries[0].item(), -0.99297 if signed else 0.0, abs_tol=1e-5)
-    assert math.isclose(entries[128 if signed else 1].item(), 5.5e-7 if signed else 3.25e-7, rel_tol=1e-6)
+    least = 5.5e-7 if signed else 1.5 * 2.0**-36
+    assert math.isclose(entries[128 if signed else 1].item(), least, rel_tol=1e-6)
+
+
+def test_entries_of_the_unsigned_book_are_those_that_the_page_names() -> None:
+    entries = dequantize_blockwise(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, False)
+    for code, value in ((254, 63 / 64), (223, 0.5), (191, 0.25), (190, 15 / 64), (79, 2.0**-16), (78, 7 * 2.0**-19)):
+        assert float(entries[code]) == value, code
+    # The largest distance of neighbours, of the lower one.
+    ratio = (entries[2:] / entries[1:-1]).double() - 1
+    assert float(ratio[190:].max()) == 1 / 32
+    assert float(ratio[78:190].max()) == 1 / 8
+    assert float(ratio[:78].max()) <= 1 / 4
 
 
 @both
@@ -48,12 +60,24 @@ def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.
         middles.nextafter(down),
         middles.nextafter(up).nextafter(up),
     ]
-    spread = [torch.linspace(-1.0 if signed else 0.0, 1.0, 20_001), torch.logspace(-8, 0, 5_001)]
+    spread = [torch.linspace(-1.0 if signed else 0.0, 1.0, 20_001), torch.logspace(-13, 0, 8_001)]
     values = torch.cat([*around, *spread])
     x = in_blocks(values[values.abs() <= 1.0])
     got, scales = quantize_blockwise(x.to(dtype), 256, signed)
     assert torch.equal(scales, torch.ones(len(x), 1))
-    assert torch.equal(got.long(), codes.nearest(x, signed))
+    assert torch.equal(got.long(), codes.find(x, signed))
+
+
+def test_a_positive_number_has_no_code_of_zero_however_small_it_is() -> None:
+    x = torch.ones(3, 256)
+    x[0, 1:] = torch.logspace(-44, -8, 255)
+    x[1, ::2], x[1, 1] = 0.0, -0.0
+    x[2] = torch.finfo(torch.float32).smallest_normal * 2.0**-23  # the smallest number of all
+    got, scales = quantize_blockwise(x, 256, False)
+    assert torch.equal(got == 0, x <= 0)
+    back = dequantize_blockwise(got, scales, 256, False)
+    assert bool((back[0] >= 1.5 * 2.0**-36).all())
+    assert torch.equal(back[2], x[2])
 
 
 @both
@@ -83,21 +107,31 @@ def test_blocks_begin_anew_in_every_row(signed: bool, width: int, block: int) ->
     assert torch.equal(back.double(), codes.decode(got, scales, block, signed=signed))
 
 
-@both
-def test_round_trip_error_is_half_the_distance_of_entries(signed: bool) -> None:
+def test_round_trip_error_is_half_the_distance_of_entries() -> None:
     x = gaussian((7, 1000), 6).float()
-    x = x if signed else x.square()
-    got, scales = quantize_blockwise(x, 256, signed)
-    error = (dequantize_blockwise(got, scales, 256, signed) - x).abs()
+    got, scales = quantize_blockwise(x, 256)
+    error = (dequantize_blockwise(got, scales, 256) - x).abs()
     wide = scales.repeat_interleave(256, dim=1)[:, :1000]
     q = (x / wide).abs()
-    # In [0.1, 1] entries are 0.9/64 (0.9/128 unsigned) apart; a decade below five times nearer.
-    step = 0.9 / (64 if signed else 128) * 0.5
+    # In [0.1, 1] entries are 0.9/64 apart; a decade below five times nearer.
+    step = 0.9 / 64 * 0.5
     upper = q >= 0.1
     assert (error / wide)[upper].max() <= step * (1 + 1e-5)
     assert (error / wide)[~upper].max() <= step * 1.01
-    # At the lower end of [1e-3, 1e-2], of 16 (32) entries.
-    assert ((error / x.abs())[q >= 1e-3]).max() <= 0.45 / (16 if signed else 32) / 0.1 * 1.01
+    # At the lower end of [1e-3, 1e-2], of 16 entries.
+    assert ((error / x.abs())[q >= 1e-3]).max() <= 0.45 / 16 / 0.1 * 1.01
+
+
+def test_round_trip_of_what_is_not_negative_has_an_error_by_its_size() -> None:
+    x = torch.logspace(-10, 0, 256 * 20).view(20, 256).repeat(1, 2)
+    x[:, 256:] = gaussian((20, 256), 6).float().square()
+    x[:, [0, 256]] = 1.0
+    got, scales = quantize_blockwise(x, 512, False)
+    error = (dequantize_blockwise(got, scales, 512, False).double() - x.double()).abs() / x.double()
+    q = x / scales
+    # Half of the distance of entries, of the lower one of them.
+    for least, parts in ((0.25, 32), (2.0**-16, 8), (2.0**-33, 4)):
+        assert float(error[q >= least].max()) <= 1 / (2 * parts) * (1 + 1e-4), least
 
 
 def test_large_tensors_use_threads_and_give_the_same() -> None:

@@ -116,7 +116,7 @@ def test_low_precision_step_is_the_float64_step_rounded_once(case: Case, dtype: 
                 else {"radius"}
             )
             # The moments of projected gradients are float32.
-            kept = {"state_dtype": torch.float32} if {"proj", "update_norm"} & set(state) else wide
+            is_wide = bool(wide) or not {"proj", "update_norm"}.isdisjoint(state)
             assert error_in_ulps(param.detach(), expected, old) <= limit, where
             for key, actual in role_state(twin.optimizer, param).items():
                 if key == "step":
@@ -126,12 +126,15 @@ def test_low_precision_step_is_the_float64_step_rounded_once(case: Case, dtype: 
                     assert actual.dtype == torch.float32, f"{where} {key}"
                     assert relative_error(actual, state[key]) <= 1e-5, f"{where} {key}"
                 elif key not in ("Q", "Q_L", "Q_R"):
-                    assert actual.dtype == kept.get("state_dtype", dtype), f"{where} {key}"
-                    if kept:
+                    # Float16 has too few exponents for any moment, bfloat16 too few digits for slow ones.
+                    narrow = key == "momentum" and dtype == torch.bfloat16 and not is_wide
+                    assert actual.dtype == (dtype if narrow else torch.float32), f"{where} {key}"
+                    if narrow:
+                        # Rounded at random, by less than a unit.
+                        error = error_in_ulps(actual, state[key], old_state[key], grad)
+                        assert error <= max(limit, 1.01), f"{where} {key}"
+                    else:
                         assert relative_error(actual, state[key]) <= 1e-4, f"{where} {key}"
-                        continue
-                    operands = (old_state[key], grad) if key == "momentum" else (old_state[key],)
-                    assert error_in_ulps(actual, state[key], *operands) <= limit, f"{where} {key}"
 
 
 EMPTY_CASES = [

@@ -16,6 +16,7 @@ from oxidion._reference.registry import REFERENCE
 from support import codes
 from support.case import BASIS_ALGORITHMS, defaults_of
 from support.inputs import gaussian
+from support.rounding import of_state
 
 SHAPES = [(96, 300), (40, 513), (20, 256)]
 UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")
@@ -113,7 +114,8 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
                     # Zeros have any code.
                     assert not own[key + "_absmax"].any()
                 elif key in coded:
-                    kept[key], scales[key] = codes.encode(value, signed=key not in UNSIGNED)
+                    random = of_state(optimizer, param, key) if key in UNSIGNED else None
+                    kept[key], scales[key] = codes.encode(value, signed=random is None, random=random)
                     assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
                     rtol = 1e-3 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-4
                     torch.testing.assert_close(own[key + "_absmax"], scales[key], rtol=rtol, atol=1e-12)
@@ -153,10 +155,60 @@ def test_what_is_small_or_no_moment_keeps_its_type() -> None:
     assert tuple(optimizer.state[params[1]]["exp_avg_absmax"].shape) == (64, 1)
     assert tuple(optimizer.state[params[2]]["exp_avg_absmax"].shape) == (16,)
     # A scale for each three elements of a convolution would take more than float16.
-    (param,) = parameters([(64, 64, 3, 3)], torch.float16)
-    optimizer = oxidion.AdamW([param], state_bits=8)
+    for dtype, stored in ((torch.float16, torch.float16), (torch.float32, torch.uint8)):
+        (param,) = parameters([(64, 64, 3, 3)], torch.float16)
+        optimizer = oxidion.AdamW([param], state_bits=8, state_dtype=dtype)
+        optimizer.init_state()
+        assert optimizer.state[param]["exp_avg"].dtype == stored
+
+
+NEVER: list[tuple[Any, dict[str, Any], set[str]]] = [
+    (oxidion.AdamW, {}, set()),
+    (oxidion.AdamW, {"amsgrad": True}, {"exp_avg_sq", "max_exp_avg_sq"}),
+    (oxidion.AdEMAMix, {}, {"exp_avg_slow"}),
+    (oxidion.Lamb, {}, set()),
+    (oxidion.GaLoreAdamW, {"rank": 64}, {"proj"}),
+    (oxidion.NorMuon, {}, {"variance_neuron"}),
+    (oxidion.SOAP, {}, {"exp_avg", "L", "R", "Q_L", "Q_R"}),
+    (oxidion.SOAPMuon, {}, {"L", "R", "Q_L", "Q_R"}),
+]
+
+
+@pytest.mark.parametrize(("cls", "keys", "wide"), NEVER, ids=[f"{c.__name__}-{len(k)}" for c, k, _ in NEVER])
+def test_states_that_an_error_of_codes_would_harm_are_never_in_8_bits(
+    cls: Any, keys: dict[str, Any], wide: set[str]
+) -> None:
+    (param,) = parameters([(96, 256)], torch.bfloat16)
+    optimizer = optimizer_of(cls, [param], 0, **keys)
     optimizer.init_state()
-    assert optimizer.state[param]["exp_avg"].dtype == torch.float16
+    own = {k: v.dtype for k, v in optimizer.state[param].items() if v.ndim and not k.endswith("_absmax")}
+    assert {key for key, dtype in own.items() if dtype != torch.uint8} == wide
+    # Beside a parameter of 16 bits they are of 32, but momenta.
+    assert {own[key] for key in wide} <= {torch.float32, *((torch.bfloat16,) if "exp_avg" in wide else ())}
+
+
+@pytest.mark.parametrize(
+    ("cls", "keys", "key"),
+    [
+        (oxidion.AdEMAMix, {}, "exp_avg_slow"),
+        (oxidion.AdamW, {"amsgrad": True}, "max_exp_avg_sq"),
+        (oxidion.SOAP, {}, "exp_avg"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else None,
+)
+def test_codes_of_such_a_state_in_a_checkpoint_are_refused(cls: Any, keys: dict[str, Any], key: str) -> None:
+    def made() -> Any:
+        return optimizer_of(cls, parameters([(96, 256)]), 0, **keys)
+
+    optimizer = made()
+    optimizer.init_state()
+    saved = copy.deepcopy(optimizer.state_dict())
+    own = saved["state"][0]
+    own[key], own[key + "_absmax"] = codes.encode(torch.zeros(96, 256))
+    other = made()
+    with pytest.raises(ValueError, match=rf"'{key}' must be of dtype float16.*, got uint8"):
+        other.load_state_dict(saved)
+    assert not other.state
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -278,17 +330,19 @@ def test_heads_that_begin_inside_of_blocks_raise_and_name_a_block_size() -> None
 
 
 def test_blocks_of_any_layout_in_memory_are_worked_on() -> None:
-    params = parameters([(96, 300), (96, 300)])
-    params[1].data = params[0].data.t().contiguous().t()
-    optimizer = optimizer_of(oxidion.AdamW, params, lr=0.01)
-    optimizer.init_state()
-    for key in ("exp_avg", "exp_avg_absmax"):
-        value = optimizer.state[params[1]][key]
-        optimizer.state[params[1]][key] = value.t().contiguous().t()
-    for step in range(3):
-        for param in params:
+    found = []
+    for is_turned in (False, True):
+        (param,) = parameters([(96, 300)])
+        optimizer = optimizer_of(oxidion.AdamW, [param], lr=0.01)
+        optimizer.init_state()
+        if is_turned:
+            param.data = param.data.t().contiguous().t()
+            for key, value in optimizer.state[param].items():
+                if value.ndim:
+                    optimizer.state[param][key] = value.t().contiguous().t()
+        for step in range(3):
             param.grad = grad_of((96, 300), step, 0).float()
-        optimizer.step()
-    assert torch.equal(params[0], params[1])
-    for key, value in optimizer.state[params[0]].items():
-        assert torch.equal(value, optimizer.state[params[1]][key])
+            optimizer.step()
+        found.append({"param": param.detach(), **optimizer.state[param]})
+    for key, value in found[0].items():
+        assert torch.equal(value, found[1][key]), key

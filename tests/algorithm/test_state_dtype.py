@@ -1,4 +1,7 @@
-"""States of any type: dtypes, and steps against float64 ones whose states are rounded after each step."""
+"""States of any type: dtypes, and steps against float64 ones whose states are rounded after each step.
+
+Moments of 16 bits are rounded at random, so the reference takes the same random numbers by their definition.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from support.asserts import error_in_ulps, relative_error
 from support.cases import case_named
+from support.rounding import of_state, rounded
 from support.trajectory import FACTORS, Twin, role_state
 
 STEPS = 6
@@ -76,13 +80,27 @@ class Rounded(Twin):
         states = [role_state(self.optimizer, param) for param in self.params]
         return [{role: value.dtype for role, value in state.items()} for state in states]
 
-    def round_states(self, rule: Rule) -> None:
+    def round_moment(self, index: int, role: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """A moment as the optimizer stores it: at random in 16 bits, else to the nearest number."""
+        if dtype.itemsize > 2:
+            return value.to(dtype).double()
+        param = self.params[index]
+        number = [*role_state(self.optimizer, param)].index(role)
+        key = [*self.optimizer.state[param]][number]
+        random = of_state(self.optimizer, param, key, seed=int(self.groups[index].get("seed", 0)))
+        return rounded(value, random, dtype, stays_positive=role == "variance").double()
+
+    def round_states(self, rule: Rule, *, is_nearest: bool) -> None:
         """Round the reference's states."""
-        for state, dtypes, algorithm in zip(self.states, self.dtypes(), self.case.algorithms, strict=True):
+        rows = zip(self.states, self.dtypes(), self.case.algorithms, strict=True)
+        for index, (state, dtypes, algorithm) in enumerate(rows):
             for role, value in state.items():
-                if role != "step":
-                    wanted = rule(dtypes[role], is_moment(algorithm, role))
-                    value.copy_(value if wanted is None else value.to(wanted).double())
+                moment = is_moment(algorithm, role)
+                wanted = None if role == "step" else rule(dtypes[role], moment)
+                if wanted is not None and moment and not is_nearest:
+                    value.copy_(self.round_moment(index, role, value, wanted))
+                elif wanted is not None:
+                    value.copy_(value.to(wanted).double())
 
     def let_moments_be_rounded_in_the_step(self, grads: list[Tensor]) -> None:
         """Change the reference's moments so that those after the step are rounded ones within the step."""
@@ -92,12 +110,15 @@ class Rounded(Twin):
         self.step_reference(grads)
         after, self.expected, self.states = self.states, expected, states
         rows = zip(states, after, self.dtypes(), self.case.algorithms, self.groups, strict=True)
-        for state, new, dtypes, algorithm, group in rows:
+        for index, (state, new, dtypes, algorithm, group) in enumerate(rows):
             for role, beta in zip(("momentum", "variance"), betas(algorithm, group), strict=True):
                 if role in state and is_moment(algorithm, role):
-                    state[role] += (new[role].to(dtypes[role]).double() - new[role]) / beta
+                    stored = self.round_moment(index, role, new[role], dtypes[role])
+                    state[role] += (stored - new[role]) / beta
 
-    def run(self, rule: Rule = rightly, *, applied_rounded: bool = False) -> Found:
+    def run(
+        self, rule: Rule = rightly, *, applied_rounded: bool = False, is_nearest: bool = False
+    ) -> Found:
         """Steps on both sides."""
         found, moved, all_ = Found(), 0, 0
         for grads in self.gradients(STEPS):
@@ -107,7 +128,7 @@ class Rounded(Twin):
             if applied_rounded:
                 self.let_moments_be_rounded_in_the_step(grads)
             self.step_reference(grads)
-            self.round_states(rule)
+            self.round_states(rule, is_nearest=is_nearest)
             rows = zip(self.params, self.expected, before, self.states, self.case.algorithms, strict=True)
             for param, expected, old, state, algorithm in rows:
                 error = relative_error(param.detach().double() - old, expected - old)
@@ -154,11 +175,14 @@ def test_steps_equal_float64_ones_with_states_rounded_after_each(
 ) -> None:
     found = twin_of(name, dtype, state_dtype).run()
     # Arithmetic is in float32 or float64: updates and what is as wide differ by its rounding, which Adam's
-    # division enlarges. What is narrower is the same number, unless that rounding takes it over a tie.
-    limit = 1e-5 if dtype == F32 else 1e-11
+    # division enlarges. What is narrower is the same number, unless that rounding takes it over a threshold:
+    # float32 is next to one of float16 for some of a thousand numbers, and each is a unit of 2^-10.
+    limit, moved = (1e-5, 1e-3) if dtype == F32 else (1e-11, 0.0)
+    if (dtype, state_dtype) == (F32, F16):
+        limit, moved = 3e-4, 4e-3
     assert found.update <= limit
     assert found.wide <= limit
-    assert found.moved <= (1e-3 if dtype == F32 else 0.0)
+    assert found.moved <= moved
 
 
 @every_case
@@ -169,13 +193,14 @@ def test_parameters_of_16_bits_do_not_narrow_their_states(name: str, state_dtype
     assert found.ulps <= 1.0
 
 
-WRONG: dict[str, tuple[Rule, bool]] = {
-    "never rounded": (lambda _dtype, moment: None if moment else F32, False),
-    "another type": (lambda dtype, moment: F16 if moment else dtype, False),
-    "everything rounded": (lambda _dtype, _moment: BF16, False),
-    "applied after rounding": (rightly, True),
+WRONG: dict[str, tuple[Rule, dict[str, bool]]] = {
+    "never rounded": (lambda _dtype, moment: None if moment else F32, {}),
+    "another type": (lambda dtype, moment: F16 if moment else dtype, {}),
+    "everything rounded": (lambda _dtype, _moment: BF16, {}),
+    "rounded to the nearest": (rightly, {"is_nearest": True}),
+    "applied after rounding": (rightly, {"applied_rounded": True}),
 }
-"""Other ways to keep states: what they are rounded to, and whether updates are of the rounded ones."""
+"""Other ways to keep states: what they are rounded to, and whether to the nearest or before they are used."""
 
 
 @pytest.mark.parametrize(
@@ -188,8 +213,8 @@ WRONG: dict[str, tuple[Rule, bool]] = {
     ],
 )
 def test_other_roundings_would_show_in_the_updates(name: str, wrong: str) -> None:
-    rule, applied_rounded = WRONG[wrong]
-    found = twin_of(name, F32, BF16).run(rule, applied_rounded=applied_rounded)
+    rule, how = WRONG[wrong]
+    found = twin_of(name, F32, BF16).run(rule, **how)
     # 100 times the limit of the test above.
     assert found.update >= 1e-3
     if wrong != "applied after rounding":

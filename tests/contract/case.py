@@ -16,6 +16,7 @@ MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon", "
 LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
 BASIS_STATES = frozenset({"L", "R", "Q_L", "Q_R", "basis_step"})
 STEP_KEYS = frozenset({"step", "step_dev"})
+MOMENTA = frozenset({"momentum", "exp_avg", "exp_avg_fast"})
 MOMENTUM_FACTORS = {**dict.fromkeys(MATRIX_ALGORITHMS, "mu"), "dion2": "ef_decay"}
 """Group key of the momentum factor by algorithm."""
 
@@ -118,10 +119,9 @@ class Case:
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
     def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a state of a parameter of this dtype: beside factors all second moments are wide."""
-        has_wide = bool(self.factors) or any(keys & BASIS_STATES for keys in self.state.values())
-        wide = key in self.factors or key in BASIS_STATES or (key == "exp_avg_sq" and has_wide)
-        return torch.promote_types(dtype, torch.float32) if wide else dtype
+        """Dtype of a state of a parameter of this dtype: momenta and Dion's Q may be narrow, Q in float16 too."""
+        narrow = key == "Q" or (key in MOMENTA and dtype != torch.float16)
+        return dtype if narrow else torch.promote_types(dtype, torch.float32)
 
     @property
     def has_betas(self) -> bool:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from support import codes as book
+from support.rounding import random_numbers, rounded
 
 from .jobs import MOST_OPERANDS, MOST_SCALARS, PIECE, TYPES, Job, Scalars
 
 CODED_THREADS, MOST_SPANS = 128, 4
 MOST_CODED = {"many": 96, "wide": 32}
-CODES, ROUNDED, MASTER = {True: 4, False: 5}, 6, 7
+CODES, MASTER = {True: 4, False: 5}, 6
 GUARD = 4096
 
 
@@ -29,9 +30,9 @@ class Rounding(ctypes.Structure):
     """Mirror of ``Rounding``."""
 
     _fields_ = (
-        ("key", ctypes.c_uint * 4),
-        ("first", ctypes.c_longlong),
+        ("key", ctypes.c_uint),
         ("spans", ctypes.c_int),
+        ("first", ctypes.c_longlong),
         ("span", Span * MOST_SPANS),
     )
 
@@ -44,6 +45,8 @@ class CodedJob(ctypes.Structure):
         ("scales", ctypes.c_void_p * MOST_OPERANDS),
         ("width", ctypes.c_longlong),
         *((name, ctypes.c_uint) for name in ("blocks", "in_row", "before", "share", "block", "lanes")),
+        ("tag", ctypes.c_uint * MOST_OPERANDS),
+        ("random", ctypes.c_uint),
         ("rounding", Rounding),
     )
 
@@ -54,6 +57,32 @@ def guarded(values: Tensor, dtype: torch.dtype, shift: int = 0) -> tuple[Tensor,
     whole = torch.full((values.numel() + 2 * GUARD + shift,), sentinel, dtype=dtype)
     inside = whole[GUARD + shift : GUARD + shift + values.numel()]
     return inside.copy_(values.reshape(-1)), whole
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the stored elements of a tensor are in the whole one, and the random bits that they have there.
+
+    Attributes:
+        key: The key of all random bits of a job.
+        spans: Size, start and length of the part by dimension.
+        first: The number of the job's first element among those that are stored.
+    """
+
+    key: int
+    spans: Sequence[tuple[int, int, int]]
+    first: int = 0
+
+    def numbers(self, tag: int, count: int) -> Tensor:
+        """The random bits of elements of a tensor, the first one first."""
+        return random_numbers((self.key, tag), [self.place(at) for at in range(count)])
+
+    def place(self, at: int) -> int:
+        place, step = 0, 1
+        for size, start, length in reversed(self.spans):
+            place += (start + at % length) * step
+            at, step = at // length, step * size
+        return place
 
 
 @dataclass
@@ -89,12 +118,18 @@ class Codes:
     part: slice
     whole: Tensor
     whole_scales: Tensor
+    tag: int = 0
+    places: Places | None = None
 
     @classmethod
-    def of(cls, values: Tensor, signed: bool, block: int, part: slice) -> Codes:
-        found, scales = encoded(values, block, signed)
+    def of(
+        cls, values: Tensor, signed: bool, block: int, part: slice, tag: int = 0, places: Places | None = None
+    ) -> Codes:
+        """Of numbers; where they have places, those that are not negative are stored at random."""
+        found, scales = book.encode(values, block, signed=signed)
         (own, whole), (own_scales, whole_scales) = guarded(found, torch.uint8), guarded(scales, torch.float32)
-        return cls(own, own_scales, signed, values.shape[1], block, part, whole, whole_scales)
+        where = None if signed else places
+        return cls(own, own_scales, signed, values.shape[1], block, part, whole, whole_scales, tag, where)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         return self.values.view(-1, self.width), self.scales.view(-1, -(-self.width // self.block))
@@ -105,7 +140,11 @@ class Codes:
     def store(self, x: Tensor) -> None:
         everything = decoded(*self.rows(), self.block, self.signed).reshape(-1)
         everything[self.part] = x.float()
-        found, scales = encoded(everything.view(-1, self.width), self.block, self.signed)
+        random = None
+        if self.places is not None:
+            random = self.places.numbers(self.tag, len(everything)).view(-1, self.width)
+        rows = everything.view(-1, self.width)
+        found, scales = book.encode(rows, self.block, signed=self.signed, random=random)
         # What is not in the job keeps its codes.
         mine = torch.zeros(self.values.numel(), dtype=torch.bool)
         mine[self.part] = True
@@ -121,22 +160,16 @@ class Codes:
 
 @dataclass
 class Rounded(Plain):
-    """A bfloat16 operand that is rounded at random: a part of a tensor that is cut as ``spans`` say."""
+    """An operand of 16 bits that is rounded at random; a second moment stays positive."""
 
-    key: tuple[int, int, int, int] = (1, 2, 3, 4)
-    spans: Sequence[tuple[int, int, int]] = field(default_factory=list)
-    first: int = 0
+    tag: int = 0
+    places: Places = field(default_factory=lambda: Places(1, []))
+    stays_positive: bool = False
 
     def store(self, x: Tensor) -> None:
-        numbers = random_numbers(self.key, [self.place(self.first + i) for i in range(len(x))])
-        self.values.copy_(rounded(x.float(), numbers))
-
-    def place(self, at: int) -> int:
-        place, step = 0, 1
-        for size, start, length in reversed(self.spans):
-            place += (start + at % length) * step
-            at, step = at // length, step * size
-        return place
+        first = self.places.first
+        random = self.places.numbers(self.tag, first + len(x))[first:]
+        self.values.copy_(rounded(x, random, self.values.dtype, stays_positive=self.stays_positive))
 
 
 @dataclass
@@ -178,49 +211,25 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 Operand = Plain | Codes
 
 
-def encoded(x: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales of the blocks of each row, in float32 as the core scales."""
-    found, scales = [], []
-    for part in x.float().split(block, dim=-1):
-        scale = part.abs().amax(dim=-1, keepdim=True)
-        power = torch.where(scale < 2.0**-60, 2.0**64, torch.where(scale > 2.0**60, 2.0**-64, 1.0))
-        q = (part * power) * (1.0 / (scale * power))
-        lost = (scale == 0) | ~scale.isfinite()
-        code = book.nearest(torch.where(lost, 0.0, q), signed)
-        found.append(code)
-        scales.append(scale)
-    return torch.cat(found, dim=-1).to(torch.uint8), torch.cat(scales, dim=-1)
-
-
 def decoded(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
     """What codes stand for, float32."""
     wide = scales.repeat_interleave(block, dim=-1)[..., : codes.shape[-1]]
     return book.book(signed).float()[codes.long()] * wide
 
 
-def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """One block of Philox4x32-10, in whole numbers of any size."""
-    (a, b, c, d), (k, j), word = counter, key, 1 << 32
-    for _ in range(10):
-        one, two = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = two // word ^ b ^ k, two % word, one // word ^ d ^ j, one % word
-        k, j = (k + 0x9E3779B9) % word, (j + 0xBB67AE85) % word
-    return [a, b, c, d]
-
-
-def random_numbers(key: Sequence[int], places: Sequence[int]) -> Tensor:
-    """The 16 random bits of each place."""
-    blocks = {place // 8 for place in places}
-    made = {n: philox([n % 2**32, n >> 32, key[2], key[3]], key[:2]) for n in blocks}
-    return torch.tensor([made[p // 8][p % 8 // 2] >> 16 * (p % 2) & 0xFFFF for p in places])
-
-
-def rounded(x: Tensor, numbers: Tensor) -> Tensor:
-    """float32 to bfloat16, up where the random bits carry."""
-    bits = x.view(torch.int32).long() & 0xFFFFFFFF
-    up = (bits + numbers & 0xFFFFFFFF) >> 16
-    up = torch.where(x.isnan(), bits >> 16 | 0x40, up)
-    return torch.where(up >= 1 << 15, up - (1 << 16), up).to(torch.int16).view(torch.bfloat16)
+def tell_rounding(job: CodedJob, operands: Sequence[Operand]) -> None:
+    """Say which operands of a job are rounded at random, and by which numbers."""
+    for n, operand in enumerate(operands):
+        if not isinstance(operand, Codes | Rounded) or operand.places is None:
+            continue
+        places = operand.places
+        job.random |= 1 << n
+        if isinstance(operand, Rounded) and operand.stays_positive:
+            job.random |= 1 << MOST_OPERANDS + n
+        job.tag[n], job.rounding.key, job.rounding.first = operand.tag, places.key, places.first
+        job.rounding.spans = len(places.spans)
+        for to, span in zip(job.rounding.span, places.spans, strict=False):
+            to.size, to.start, to.length = span
 
 
 def coded_table(
@@ -264,14 +273,9 @@ def coded_table(
                 job.scales[n] = operand.scales.data_ptr() + 4 * number
             elif isinstance(operand, Halves):
                 job.plain.type[n], job.scales[n] = MASTER, operand.low.data_ptr()
-            elif isinstance(operand, Rounded):
-                job.plain.type[n] = ROUNDED
-                job.rounding.key = (ctypes.c_uint * 4)(*operand.key)
-                job.rounding.first, job.rounding.spans = operand.first, len(operand.spans)
-                for to, span in zip(job.rounding.span, operand.spans, strict=False):
-                    to.size, to.start, to.length = span
             else:
                 job.plain.type[n] = TYPES[operand.values.dtype]
+        tell_rounding(job, operands)
         end += -(-job.blocks // job.share)
         job.plain.end = end
     return made, end

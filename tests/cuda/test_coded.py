@@ -22,11 +22,11 @@ from .coded import (
     Codes,
     Halves,
     Operand,
+    Places,
     Plain,
     Rounded,
     coded_table,
     decoded,
-    encoded,
 )
 from .emulator.library import Emulated
 from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
@@ -91,7 +91,8 @@ IN_ORDER: dict[str, Callable[[list[Tensor], SimpleNamespace], None]] = {
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }
-#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative.
+#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative. Moments of
+#: 16 bits that are rounded at random are "M" and "V".
 KINDS = {"param": "x", "plain": "g", "signed": "m", "unsigned": "v"}
 
 
@@ -130,24 +131,34 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 
 
 def operands_of(
-    kinds: str, rows: int, width: int, block: int, part: slice, plain: torch.dtype = F32, shift: int = 0
+    kinds: str,
+    rows: int,
+    width: int,
+    block: int,
+    part: slice,
+    plain: torch.dtype = F32,
+    shift: int = 0,
+    narrow: torch.dtype = BF16,
 ) -> list[Operand]:
     """Operands with values of many sizes, of which the job has the elements of ``part``."""
     torch.manual_seed(width + block + shift)
-    length = part.stop - part.start
+    length, numel = part.stop - part.start, rows * width
+    # Rows of a tensor of more rows, from the third one on; the same places for all operands.
+    places = Places(7 + shift, [(numel + 5 * width, 3 * width, numel)], part.start)
     made: list[Operand] = []
-    for kind in kinds:
+    for tag, kind in enumerate(kinds):
         values = torch.randn(rows, width) * 10.0 ** torch.empty(rows, width).uniform_(-4, 0)
+        own = (values.abs() if kind in "vV" else values).reshape(-1)[part]
         if kind in "mv":
-            made.append(Codes.of(values.abs() if kind == "v" else values, kind == "m", block, part))
+            every = values.abs() if kind == "v" else values
+            made.append(Codes.of(every, kind == "m", block, part, tag, places))
         elif kind == "w":
-            made.append(Halves.weights(values.reshape(-1)[part], shift, len(made) + shift))
-        elif kind == "x" and plain != F64:
-            one = Plain.of(values.reshape(-1)[part], BF16)
-            numel = rows * width
-            made.append(Rounded(one.values, one.whole, (7, 8, 9, 0), [(numel, 0, numel)], part.start))
+            made.append(Halves.weights(own, shift, len(made) + shift))
+        elif kind in "MV" or (kind == "x" and plain != F64):
+            one = Plain.of(own, narrow if kind in "MV" else BF16, shift)
+            made.append(Rounded(one.values, one.whole, tag, places, kind == "V"))
         else:
-            made.append(Plain.of(values.reshape(-1)[part], plain, shift))
+            made.append(Plain.of(own, plain, shift))
         assert len(made[-1].read()) == length
     return made
 
@@ -313,7 +324,7 @@ def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Codes, Tensor
     kernels.launch(
         "convert_coded_many", table, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
     )
-    return made, *encoded(x, 256, signed)
+    return made, *book.encode(x, 256, signed=signed)
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -346,34 +357,75 @@ def test_scales_of_any_size_and_what_is_no_number(kernels: Emulated, signed: boo
     assert same(made.read(), decoded(codes, scales, 256, signed).reshape(-1))
 
 
+LAYOUTS = [
+    [(4000, 37, 1500)],
+    [(20, 3, 10), (300, 0, 150)],
+    [(9, 2, 3), (7, 5, 2), (500, 123, 250)],
+    [(5, 1, 3), (4, 2, 2), (3, 1, 1), (700, 1, 250)],
+    [(2**40, 2**39 + 5, 1500)],
+]
+"""By dimension: size, start and length of the part."""
+
+
 def test_random_bits_follow_the_places_in_the_whole_tensor(kernels: Emulated) -> None:
-    # By dimension: size, start and length of the part.
-    layouts = [
-        [(4000, 37, 1500)],
-        [(20, 3, 10), (300, 0, 150)],
-        [(9, 2, 3), (7, 5, 2), (500, 123, 250)],
-        [(5, 1, 3), (4, 2, 2), (3, 1, 1), (700, 1, 250)],
-        [(2**40, 2**39 + 5, 1500)],
-    ]
     jobs: list[list[Operand]] = []
-    for n, spans in enumerate(layouts):
+    for n, spans in enumerate(LAYOUTS):
         for first, shift in ((0, 0), (5, 1), (252, 2)):
             one = Plain.of(torch.randn(1500 - first), BF16, shift)
-            key = (n, 2**32 - 1, first, 4)
-            rounded = Rounded(one.values, one.whole, key, spans, first)
-            jobs.append([rounded, Plain.of(torch.randn(1500 - first), F32)])
+            places = Places(2**32 - 1 - n, spans, first)
+            of_job = Rounded(one.values, one.whole, first + 4, places)
+            jobs.append([of_job, Plain.of(torch.randn(1500 - first), F32)])
     check(kernels, "apply", "many", jobs)
+
+
+def test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels: Emulated) -> None:
+    jobs: list[list[Operand]] = []
+    for n, spans in enumerate(LAYOUTS):
+        for start in (0, 750, 1250):
+            # Rows of 250 with blocks of 64.
+            part = slice(start, 1500)
+            values = torch.randn(6, 250).square()
+            made = Codes.of(values * 0.5, False, 64, part, n + 17, Places(n, spans, start))
+            jobs.append([Plain.of(values.reshape(-1)[part], F32), made])
+    check(kernels, "convert", "many", jobs)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if {"m", "v"} & set(CASES[name].kinds)])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_moments_of_16_bits_are_rounded_at_random(kernels: Emulated, name: str, dtype: torch.dtype) -> None:
+    """Alone, beside codes, and by tags of their own."""
+    jobs = []
+    for width in (7, 257, 1000):
+        kinds = CASES[name].kinds.replace("m", "M")
+        for own in (kinds, kinds.replace("v", "V")):
+            part = slice(width, 3 * width)
+            jobs.append(operands_of(own, 3, width, 256, part, shift=width % 2, narrow=dtype))
+    check(kernels, name, "many", jobs)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_float16_of_any_size_is_rounded_at_random(kernels: Emulated, positive: bool) -> None:
+    """Subnormal numbers, what is below them, the largest ones, and what is no number."""
+    sizes = torch.cat([10.0 ** torch.linspace(-12, 5.2, 4000), torch.tensor([0.0, 65504.0, 65519.0, 65536.0])])
+    border = 2.0**-14 * (1 + torch.arange(-40.0, 40.0) * 2.0**-13)
+    special = torch.tensor([torch.inf, torch.nan, 2.0**-24, 2.0**-25, 1e-44])
+    x = torch.cat([sizes, border, special])
+    x = x if positive else torch.cat([x, -x])
+    one = Plain.of(torch.zeros_like(x), F16)
+    to = Rounded(one.values, one.whole, 17, Places(9, [(2 * len(x), 3, len(x))]), positive)
+    check(kernels, "convert", "many", [[Plain.of(x, F32), to]])
+    assert bool((to.values[x > 0] > 0).all()) == positive
 
 
 def test_random_rounding_keeps_what_is_no_number(kernels: Emulated) -> None:
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 3.3895e38, -3.3895e38, 1e-40] * 40)
-    one = Plain.of(special, BF16)
-    x = Rounded(one.values, one.whole, (1, 2, 3, 4), [(320, 0, 320)])
+    one, places = Plain.of(special, BF16), Places(1, [(320, 0, 320)])
+    x = Rounded(one.values, one.whole, 4, places)
     check(kernels, "decay", "many", [[x]])
     assert torch.equal(x.values.isnan(), special.isnan())
     # Of a float32 nan whose bits are all ones, the sum with random bits is no nan any more.
     last = torch.full((320,), -1, dtype=torch.int32).view(F32)
     zeros = Plain.of(torch.zeros(320), BF16)
-    x = Rounded(zeros.values, zeros.whole, (1, 2, 3, 4), [(320, 0, 320)])
+    x = Rounded(zeros.values, zeros.whole, 4, places)
     check(kernels, "apply", "many", [[x, Plain.of(last, F32)]])
     assert x.values.isnan().all()

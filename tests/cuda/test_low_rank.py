@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from oxidion._oxidion import fill_signs
+from support.rounding import philox
 
-from .coded import philox
 from .emulator.library import Emulated, KernelFault
 from .jobs import THREADS, TYPES, Rate
 from .lines import (
