@@ -122,18 +122,18 @@ impl<'a> FlatView<'a> {
 }
 
 impl FlatViewMut<'_> {
-    /// As [`FlatView::remainders`], to be written.
+    /// The elements, with what [`FlatView::remainders`] has of them, to be written.
     ///
     /// # Panics
     /// As there.
     #[must_use]
     #[inline]
-    pub fn remainders(&mut self) -> Option<FlatViewMut<'_>> {
+    pub fn halves(&mut self) -> Option<[FlatViewMut<'_>; 2]> {
         let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
         // SAFETY: the view has its elements alone, and with them their low halves (`FlatPtr::view_mut`).
         let own = unsafe { all.view_mut(None) }.into_part(first, self.len());
         assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
-        Some(own)
+        Some([self.reborrow(), own])
     }
 }
 

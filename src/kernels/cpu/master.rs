@@ -20,10 +20,11 @@ use crate::tensor::{FlatView, FlatViewMut};
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_sign_loss)] // inside its caller's instruction set; the bits are meant
 fn join(high: u16, low: i16) -> f32 {
-    let high = u32::from(high);
-    let weight = f32::from_bits((high.wrapping_sub(u32::from(low < 0)) << 16) | u32::from(low as u16));
+    let high = u32::from(high) << 16;
+    // With its sign the low half takes back the one that was added.
+    let weight = f32::from_bits(high.wrapping_add(i32::from(low) as u32));
     // A low half that is not the parameter's can lead from a zero or an infinity to NaN.
-    if weight.is_nan() { f32::from_bits(high << 16) } else { weight }
+    if weight.is_nan() { f32::from_bits(high) } else { weight }
 }
 
 /// The parameter and the low half of a weight.
@@ -53,12 +54,11 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) -> bo
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) -> bool {
-    let Some(mut low) = to.remainders() else { return false };
-    for (y, x) in low.slice_mut::<i16>().iter_mut().zip(from) {
-        *y = split(x.to_f32()).1;
-    }
-    for (y, x) in to.slice_mut::<bf16>().iter_mut().zip(from) {
-        *y = bf16::from_bits(split(x.to_f32()).0);
+    let Some([mut high, mut low]) = to.halves() else { return false };
+    let halves = high.slice_mut::<bf16>().iter_mut().zip(low.slice_mut::<i16>());
+    for ((high, low), x) in halves.zip(from) {
+        let (upper, lower) = split(x.to_f32());
+        (*high, *low) = (bf16::from_bits(upper), lower);
     }
     true
 }
