@@ -33,11 +33,7 @@ fn join(high: u16, low: i16) -> f32 {
 fn split(weight: f32) -> (u16, i16) {
     let bits = weight.to_bits();
     let quiet = ((bits >> 16) | 0x40) as u16;
-    if weight.is_nan() {
-        (quiet, 0)
-    } else {
-        ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16)
-    }
+    if weight.is_nan() { (quiet, 0) } else { ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16) }
 }
 
 /// Reads weights in two halves; false, and nothing done, where the elements have no such encoding.
@@ -74,7 +70,8 @@ mod tests {
             near(0) || near(0x7fff) || near(0x8000) || near(0xffff) || low % 4093 == 17
         });
         let lows: Vec<u32> = lows.collect();
-        (0..=0xffff_u32).flat_map(move |high| lows.clone().into_iter().map(move |low| f32::from_bits((high << 16) | low)))
+        (0..=0xffff_u32)
+            .flat_map(move |high| lows.clone().into_iter().map(move |low| f32::from_bits((high << 16) | low)))
     }
 
     #[test]
@@ -114,7 +111,9 @@ mod tests {
                 } else if own.is_infinite() {
                     assert!(if low < 0 { found.is_finite() && found.abs() > 3.39e38 } else { found == own });
                 } else {
-                    let unit = f64::from(f32::from_bits((u32::from(high) & 0x7f80) << 16).max(f32::MIN_POSITIVE)) / 128.0;
+                    let unit =
+                        f64::from(f32::from_bits((u32::from(high) & 0x7f80) << 16).max(f32::MIN_POSITIVE))
+                            / 128.0;
                     assert!((f64::from(found) - f64::from(own)).abs() <= unit / 2.0, "{high:#x} {low}");
                     assert_eq!(found.is_sign_negative(), own.is_sign_negative());
                 }
