@@ -113,7 +113,7 @@ def test_optimizer_without_masters_drops_remainders_and_says_so(caplog: pytest.L
 
 
 def test_state_dicts_have_bytes_that_collectives_send() -> None:
-    """gloo and NCCL send no int16, which a gathered state dict of FSDP2 would need."""
+    """Gloo and NCCL send no int16, which a gathered state dict of FSDP2 would need."""
     params = start()
     optimizer = made(params)
     steps(optimizer, params, range(2))
@@ -207,7 +207,9 @@ def test_ties_of_others_are_off_by_one_unit_of_float32() -> None:
 def test_masters_of_other_parameters_are_refused() -> None:
     params = start()
     saved = fused_adam([param.detach().float() + 1 for param in params], "master")
-    with pytest.raises(ValueError, match="a float32 weight that does not round to this bfloat16 parameter: load"):
+    with pytest.raises(
+        ValueError, match="a float32 weight that does not round to this bfloat16 parameter: load"
+    ):
         import_state_dict(saved, "fused-adam", made(params))
     saved["state"][0]["master"] = torch.zeros(SHAPES[0], dtype=torch.float64)
     with pytest.raises(ValueError, match="master must be a dense float32 tensor"):
@@ -275,7 +277,9 @@ def test_update_rms_is_that_of_the_float32_weight() -> None:
 
 def test_explain_tells_how_parameters_are_rounded() -> None:
     narrow = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(3)]
-    others = [nn.Parameter(torch.ones(4, dtype=dtype)) for dtype in (torch.float16, torch.float32, torch.float64)]
+    others = [
+        nn.Parameter(torch.ones(4, dtype=dtype)) for dtype in (torch.float16, torch.float32, torch.float64)
+    ]
     groups = [
         {"params": narrow[:1]},
         {"params": narrow[1:2], "master_weights": True},

@@ -61,7 +61,7 @@ def import_state_dict(
         state_dict: of the other optimizer: ``{"state": ..., "param_groups": ...}``.
         source: "hf-adafactor" (``transformers.Adafactor``, fairseq's) for `Adafactor`; "came-pytorch" for
             `CAME`; "galore-torch" (``GaLoreAdamW``) for `GaLoreAdamW`; "colossalai-lamb" (``Lamb``,
-            ``DistributedLamb``) for `Lamb`; "fused-adam" (``FusedAdam`` of apex and of Transformer Engine) for
+            ``DistributedLamb``) for `Lamb`; "fused-adam" (``FusedAdam`` of apex and Transformer Engine) for
             `AdamW`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
             (``SingleDeviceMuon``, ``SingleDeviceMuonWithAuxAdam``; of ``Muon`` and ``MuonWithAuxAdam`` what
             a process has) for `Muon`; "soap" (``SOAP`` of the authors, of pytorch_optimizer and of

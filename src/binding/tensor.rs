@@ -321,7 +321,8 @@ pub(super) fn convert_codes(
     [signed, to]: [bool; 2],
 ) -> Result<()> {
     let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
-    let encoding = Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?.on(place), width, block, rounding: None });
+    let encoding =
+        Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?.on(place), width, block, rounding: None });
     let codes = FlatPtr::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.on(place);
     let numbers = FlatPtr::of(numbers)?.on(place);
     if codes.is_empty() {

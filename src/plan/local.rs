@@ -104,7 +104,9 @@ impl LocalState {
     pub fn places(&self) -> Places {
         let Some(owned) = &self.owned else { return Places::new(&self.spec.shape, &self.spans) };
         let blocks = owned.blocks.iter().map(|(_, whole)| whole);
-        Places::of_matrices(blocks.map(|Rect { offset, rows, cols, stride }| [*offset, *rows, *cols, *stride]))
+        Places::of_matrices(
+            blocks.map(|Rect { offset, rows, cols, stride }| [*offset, *rows, *cols, *stride]),
+        )
     }
 
     /// Tests whether an algorithm works on the state: not on scales, states of an average, and halves of weights.

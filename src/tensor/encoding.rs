@@ -133,18 +133,18 @@ impl<'a> FlatView<'a> {
 }
 
 impl FlatViewMut<'_> {
-    /// As [`FlatView::remainders`], to be written.
+    /// The elements, with what [`FlatView::remainders`] has of them, to be written.
     ///
     /// # Panics
     /// As there.
     #[must_use]
     #[inline]
-    pub fn remainders(&mut self) -> Option<FlatViewMut<'_>> {
+    pub fn halves(&mut self) -> Option<[FlatViewMut<'_>; 2]> {
         let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
         // SAFETY: the view has its elements alone, and with them their low halves (`FlatPtr::view_mut`).
         let own = unsafe { all.view_mut(None) }.into_part(first, self.len());
         assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
-        Some(own)
+        Some([self.reborrow(), own])
     }
 }
 
@@ -241,7 +241,8 @@ impl Places {
     #[must_use]
     pub fn of_matrices(matrices: impl IntoIterator<Item = [usize; 4]>) -> Self {
         let (mut pieces, mut first) = (Vec::new(), 0);
-        for [offset, rows, cols, stride] in matrices.into_iter().filter(|[_, rows, cols, _]| rows * cols > 0) {
+        for [offset, rows, cols, stride] in matrices.into_iter().filter(|[_, rows, cols, _]| rows * cols > 0)
+        {
             let start = offset / stride.max(1);
             let all = (start + rows, start, rows);
             pieces.push((first, vec![all, (stride, offset % stride.max(1), cols)]));
@@ -256,8 +257,10 @@ impl Places {
     #[inline]
     pub fn piece(&self, at: usize) -> (usize, &[Span], Option<usize>) {
         let next = self.pieces.partition_point(|(first, _)| *first <= at);
-        let (first, spans) =
-            self.pieces.get(next.saturating_sub(1)).map_or((0, [].as_slice()), |(first, spans)| (*first, spans));
+        let (first, spans) = self
+            .pieces
+            .get(next.saturating_sub(1))
+            .map_or((0, [].as_slice()), |(first, spans)| (*first, spans));
         (first, spans, self.pieces.get(next).map(|(first, _)| *first))
     }
 

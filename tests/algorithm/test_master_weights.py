@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from support.cases import ALL_CASES, Case, case_named
+from support.cases import ALL_CASES, Case
 from support.inputs import gaussian
 
 STEPS = 50
@@ -22,7 +19,7 @@ EXACT: dict[str, Any] = {"state_dtype": torch.float32}
 
 
 def joined(param: Tensor, remainder: Tensor) -> Tensor:
-    """The weight by its definition: the high half of its bits is the parameter's, less one where that was rounded up."""
+    """The weight by its definition: its high half is the parameter's, less one where that was rounded up."""
     high = param.detach().contiguous().view(torch.int16).numpy().astype(np.uint16).astype(np.uint32)
     low = remainder.numpy()
     bits = ((high - (low < 0)) << 16).astype(np.uint32) | low.astype(np.uint16)
@@ -30,7 +27,7 @@ def joined(param: Tensor, remainder: Tensor) -> Tensor:
 
 
 def nearest(weight: Tensor) -> Tensor:
-    """The bfloat16 numbers nearest to finite weights; of two that are equally near the one of larger magnitude."""
+    """The bfloat16 numbers nearest to finite weights, ties away from zero."""
     bits = weight.detach().contiguous().view(torch.int32)
     return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -42,14 +39,17 @@ def weights_of(optimizer: Any, params: Sequence[Tensor]) -> list[Tensor]:
 def same(one: Tensor, other: Tensor) -> bool:
     """Equal bits."""
     return one.dtype == other.dtype and torch.equal(
-        one.detach().contiguous().flatten().view(torch.uint8), other.detach().contiguous().flatten().view(torch.uint8)
+        one.detach().contiguous().flatten().view(torch.uint8),
+        other.detach().contiguous().flatten().view(torch.uint8),
     )
 
 
 def twins(shapes: Sequence[tuple[int, ...]], seed: int = 3) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """bfloat16 parameters, and float32 ones of the same values."""
     starts = [gaussian(shape, seed, at, scale=0.1).bfloat16() for at, shape in enumerate(shapes)]
-    return [nn.Parameter(start.clone()) for start in starts], [nn.Parameter(start.float()) for start in starts]
+    return [nn.Parameter(start.clone()) for start in starts], [
+        nn.Parameter(start.float()) for start in starts
+    ]
 
 
 def gradients(params: Sequence[Tensor], step: int) -> list[Tensor]:
@@ -63,11 +63,11 @@ def step(optimizer: Any, params: Sequence[Tensor], grads: Sequence[Tensor]) -> N
     optimizer.step()
 
 
-def assert_equal_runs(half: Any, halves: Sequence[Tensor], full: Any, fulls: Sequence[Tensor], what: str) -> None:
-    """The weights of both runs and their states have equal bits, and parameters are the roundings of weights."""
-    for at, (param, weight, other) in enumerate(
-        zip(halves, weights_of(half, halves), fulls, strict=True)
-    ):
+def assert_equal_runs(
+    half: Any, halves: Sequence[Tensor], full: Any, fulls: Sequence[Tensor], what: str
+) -> None:
+    """Weights and states of both runs have equal bits, and parameters are the roundings of weights."""
+    for at, (param, weight, other) in enumerate(zip(halves, weights_of(half, halves), fulls, strict=True)):
         assert same(weight, other), f"{what}: weight {at}"
         if bool(other.isfinite().all()):
             assert same(param, nearest(other)), f"{what}: parameter {at}"
@@ -86,7 +86,9 @@ def run_both(case: Case, steps: int, **more: Any) -> None:
         step(half, halves, grads)
         step(full, fulls, grads)
     assert_equal_runs(half, halves, full, fulls, str(case))
-    moved = [not torch.equal(p, start) for p, start in zip(halves, twins(case.shapes)[0], strict=True) if p.numel()]
+    moved = [
+        not torch.equal(p, start) for p, start in zip(halves, twins(case.shapes)[0], strict=True) if p.numel()
+    ]
     assert any(moved)
 
 
@@ -176,7 +178,9 @@ def test_small_updates_add_up() -> None:
     assert float((weight.double() - 0.7).abs().max()) < 300 * 2.0**-25
 
 
-@pytest.mark.parametrize("bits", [0x3F808000, 0x3F818000, 0x00008000, 0x80008000, 0x7F7F8000, 0x7F7FFFFF, 0x00000001])
+@pytest.mark.parametrize(
+    "bits", [0x3F808000, 0x3F818000, 0x00008000, 0x80008000, 0x7F7F8000, 0x7F7FFFFF, 0x00000001]
+)
 def test_ties_and_overflow_keep_the_weight(bits: int) -> None:
     """A weight that a step does not change: ties are rounded away from zero, where torch rounds to even."""
     target = torch.tensor([bits if bits < 2**31 else bits - 2**32], dtype=torch.int32).view(torch.float32)
@@ -265,7 +269,10 @@ def test_zeros_that_others_write_stay_zeros() -> None:
 @pytest.mark.parametrize(
     ("dtype", "said"),
     [
-        (torch.float32, r"norm\.weight: master_weights.*bfloat16.*group 0.*float32 is its own master.*overrides="),
+        (
+            torch.float32,
+            r"norm\.weight: master_weights.*bfloat16.*group 0.*float32 is its own master.*overrides=",
+        ),
         (torch.float64, r"float64 is its own master"),
         (torch.float16, r"float16 has neither masters nor random rounding: make it bfloat16 or float32"),
     ],

@@ -1,4 +1,4 @@
-"""Launches of passes over codes of blocks, randomly rounded numbers and weights in two halves, and all by definition."""
+"""Launches of passes over codes, randomly rounded numbers and weights in two halves, and definitions."""
 
 from __future__ import annotations
 

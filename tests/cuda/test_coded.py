@@ -1,4 +1,4 @@
-"""The passes over codes, randomly rounded numbers and weights in two halves on the host emulator, by definition.
+"""The passes over codes, randomly rounded numbers and weights in two halves on the emulator, by definition.
 
 Nothing is fused or estimated on the host, so the equations in float32 give the same codes to the last one.
 """
@@ -251,7 +251,9 @@ def test_weights_in_two_halves_are_read_and_written(kernels: Emulated, name: str
 def test_every_kind_of_weight_is_found_again(kernels: Emulated) -> None:
     """Ties, what rounds to infinity, zeros of either sign, subnormal numbers, infinities; a NaN stays one."""
     lows = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-    highs = torch.cat([torch.arange(0, 0x10000, 257), torch.tensor([0x7F7F, 0x7F80, 0xFF7F, 0xFF80, 0x8000, 0])])
+    highs = torch.cat(
+        [torch.arange(0, 0x10000, 257), torch.tensor([0x7F7F, 0x7F80, 0xFF7F, 0xFF80, 0x8000, 0])]
+    )
     bits = (highs[:, None] << 16 | lows).reshape(-1)
     weights = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(F32)
     one = Halves.weights(torch.zeros_like(weights))

@@ -1,4 +1,4 @@
-"""8-bit states, stochastic rounding and masters on the driver without a device: the same bits as on the CPU."""
+"""8-bit states, random rounding and masters on the driver without a device: the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -178,7 +178,9 @@ def test_captured_step_on_codes_is_repeated_by_its_replay(environment: dict[str,
 
 
 @needs_nvrtc
-def test_captured_step_on_weights_in_two_halves_is_repeated_by_its_replay(environment: dict[str, str]) -> None:
+def test_captured_step_on_weights_in_two_halves_is_repeated_by_its_replay(
+    environment: dict[str, str],
+) -> None:
     run(
         environment,
         """

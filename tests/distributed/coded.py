@@ -100,16 +100,17 @@ def gathered() -> bool:
     options = StateDictOptions(full_state_dict=True)
     model, states = get_state_dict(networks[0], first, options=options)
     assert {value["master_remainder"].dtype for value in states["state"].values()} == {torch.uint8}
-    set_state_dict(
-        networks[1], second, model_state_dict=model, optim_state_dict=states, options=options
-    )
+    set_state_dict(networks[1], second, model_state_dict=model, optim_state_dict=states, options=options)
     for network, optimizer in zip(networks, (first, second), strict=True):
         steps(network, optimizer, range(3, 6))
     pairs = zip(*(network.parameters() for network in networks), strict=True)
     return all(
         torch.equal(jobs.whole(one), jobs.whole(other))
         and torch.equal(
-            *(jobs.whole(in_bytes(o.state[p]["master_remainder"])) for o, p in ((first, one), (second, other)))
+            *(
+                jobs.whole(in_bytes(o.state[p]["master_remainder"]))
+                for o, p in ((first, one), (second, other))
+            )
         )
         and bool(jobs.whole(in_bytes(first.state[one]["master_remainder"])).any())
         for one, other in pairs

@@ -309,9 +309,7 @@ def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
 
 
 @pytest.mark.parametrize("rounding", ["stochastic_rounding", "master_weights"])
-def test_bfloat16_parameters_with_float32_states_survive(
-    groups: Pool, tmp_path: Path, rounding: str
-) -> None:
+def test_bfloat16_parameters_with_float32_states_survive(groups: Pool, tmp_path: Path, rounding: str) -> None:
     folder = str(tmp_path / "a")
     keys = {"state_bits": 32, "state_dtype": torch.float32, rounding: True}
     run(groups, 4, coded.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
@@ -324,7 +322,7 @@ def test_bfloat16_parameters_with_float32_states_survive(
 
 
 def test_masters_go_through_a_whole_state_dict(groups: Pool) -> None:
-    """torch gathers and deals states by collectives, of which none takes int16."""
+    """Torch gathers and deals states by collectives, of which none takes int16."""
     assert groups[2].run(coded.gathered) == [True, True]
 
 

@@ -47,7 +47,7 @@ UNSAFE_ALLOWED = re.compile(
     r"src/(tensor/(buffer|encoding|fast_path|lent|matrix|test_views)|binding/tensor|threads/(team|openmp)"
     r"|session/views|linalg/views|kernels/(stay|libtorch/encoded|cpu/(isa|search)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
 )
-MOST_UNSAFE = 273
+MOST_UNSAFE = 276
 """Lines with ``unsafe`` at most, those of tests among them."""
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",

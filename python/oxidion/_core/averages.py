@@ -173,9 +173,7 @@ def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) ->
 def averaged(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Iterator[None]:
     """A context in which the parameters hold their averages, by every rule."""
     with torch.no_grad():
-        held = [
-            (param, masters.weight(param, own).clone(), own) for _, param, own in _started(groups, state)
-        ]
+        held = [(param, masters.weight(param, own).clone(), own) for _, param, own in _started(groups, state)]
         shares = [float(own[SHARE]) if SHARE in own else None for _, _, own in held]
         for (param, _, own), share in zip(held, shares, strict=True):
             if share is None:

@@ -702,12 +702,13 @@ class OxOptimizer(Stepper, Optimizer):
         """Tells one row per parameter what happens to it.
 
         Returns:
-            Columns name, shape, dtype, device, rounding (of a step's result: "exact" where it has the type of
-            the arithmetic, else "nearest", "stochastic" or "master"), placements, group, algorithm, view (how it is read as
-            matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices),
-            route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives to
-            collectives). On a device the fact ``kernels`` has by source of kernels what computes: "kernels",
-            "libtorch (reason)", or "not loaded" before the first step; a line below the table says it too.
+            Columns name, shape, dtype, device, rounding (of a step's result: "exact" in the type of the
+            arithmetic, else "nearest", "stochastic" or "master"), placements, group, algorithm, view (how it
+            is read as matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole
+            matrices), route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives
+            to collectives). On a device the fact ``kernels`` has by source of kernels what computes:
+            "kernels", "libtorch (reason)", or "not loaded" before the first step; a line below the table
+            says it too.
         """
         first = ("name", "shape", "dtype")
         own = [
@@ -732,10 +733,11 @@ class OxOptimizer(Stepper, Optimizer):
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
         Columns: update and parameter RMS; with bfloat16 parameters ``lost_updates``, the share of their
-        elements whose update is not zero and leaves the stored weight as it was; orthogonality error where the algorithm has it, and the error that
-        is ``expected`` for the dtype and the rank of the momentum; captured energy and error-feedback norm
-        where all of the matrix is stored on this rank. ``.stages`` holds milliseconds by compute
-        instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
+        elements whose update is not zero and leaves the stored weight as it was; orthogonality error where
+        the algorithm has it, and the error that is ``expected`` for the dtype and the rank of the momentum;
+        captured energy and error-feedback norm where all of the matrix is stored on this rank. ``.stages``
+        holds milliseconds by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it
+        on all ranks.
         """
         from oxidion._core.verify import metrics
 

@@ -58,7 +58,7 @@ FLOATS = Field(None, f"a dense tensor of {', '.join(validate.DTYPES)} with its v
 MASTERS = Field(
     None,
     "a dense float32 tensor, a dense int16 one with its low halves, or None",
-    lambda value: value is None or _is_floats(value) and value.dtype == torch.float32 or _is_halves(value),
+    lambda value: value is None or (_is_floats(value) and value.dtype == torch.float32) or _is_halves(value),
 )
 SIDES = Field(None, "a list of floating-point matrices, with [] for a side without one", _is_sides)
 PROJECTOR = Field(

@@ -1,7 +1,7 @@
 """float32 weights of bfloat16 parameters: their group key, and weights read and written outside of a step.
 
-A parameter is its weight rounded to the nearest, ties away from zero; the state ``master_remainder`` holds the
-low half of the weight. ``src/kernels/cpu/master.rs`` has the format, and why ties go away from zero.
+A parameter is its weight rounded to the nearest, ties away from zero; the state ``master_remainder`` holds
+the low half of the weight. ``src/kernels/cpu/master.rs`` has the format, and why ties go away from zero.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def check(group: Mapping[str, Any], where: str) -> None:
         if not isinstance(param, Tensor) or param.dtype == torch.bfloat16 or not param.requires_grad:
             continue
         name = names[at] if names else f"parameter {at} of {where}"
-        by_name = f"; with a model as the first argument by overrides={{{name!r}: {{'master_weights': False}}}}"
+        by_name = (
+            f"; with a model as the first argument by overrides={{{name!r}: {{'master_weights': False}}}}"
+        )
         advice = (
             "is its own master: put it in a group without master_weights" + (by_name if names else "")
             if param.dtype != torch.float16
@@ -156,7 +158,9 @@ def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
 def saved(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """States as a state dict has them: remainders as pairs of bytes, which backends can send."""
     return {
-        key: {**own, KEY: in_bytes(own[KEY])} if isinstance(own, dict) and _is_remainder(own.get(KEY)) else own
+        key: {**own, KEY: in_bytes(own[KEY])}
+        if isinstance(own, dict) and _is_remainder(own.get(KEY))
+        else own
         for key, own in state.items()
     }
 
@@ -196,7 +200,8 @@ def tell_of_rounding(groups: list[dict[str, Any]]) -> None:
     """Says how many bfloat16 parameters lose small updates, and what they can have instead."""
     stepped = [(group, param) for group in groups for param in group["params"] if param.requires_grad]
     count = sum(
-        param.dtype == torch.bfloat16 and rounding(group, param.dtype) == "nearest" for group, param in stepped
+        param.dtype == torch.bfloat16 and rounding(group, param.dtype) == "nearest"
+        for group, param in stepped
     )
     if count:
         logging.getLogger("oxidion").info(

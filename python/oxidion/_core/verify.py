@@ -97,7 +97,9 @@ def metrics(optimizer: Stepper) -> Table:
     # A matrix that has an owner is measured by its owner.
     measured = merged(measured, (twin._groups or {}).values())
     plan = twin._make_plan()
-    lost = _lost_updates(optimizer, [_weight(twin, param) - old for param, old in zip(params, before, strict=True)])
+    lost = _lost_updates(
+        optimizer, [_weight(twin, param) - old for param, old in zip(params, before, strict=True)]
+    )
     rows = []
     for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
@@ -259,7 +261,7 @@ def _disturbed(tensor: Tensor, roundoff: float) -> Tensor:
 
 
 def _mean(optimizer: Stepper, tensor: Tensor) -> Tensor:
-    """A copy of the whole tensor in float64 on the CPU, the mean where the optimizer averages over replicas."""
+    """A float64 copy of the whole tensor on the CPU, the mean where the optimizer averages over replicas."""
     whole = full(tensor).detach().double().clone()
     average([whole], optimizer._meshes.pending.values())
     return whole.cpu()

@@ -255,10 +255,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
     states = {key: value for key in given if (value := getattr(settings, key)) is not None}
     if settings.state_bits != 32:
         states["state_bits"] = settings.state_bits
-    if settings.master_weights:
-        states["master_weights"] = True
-    if settings.owned_states:
-        states["owned_states"] = True
+    states.update({key: True for key in ("master_weights", "owned_states") if getattr(settings, key)})
     if settings.sides != "both":
         states["sides"] = settings.sides
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")

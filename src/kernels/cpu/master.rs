@@ -20,10 +20,11 @@ use crate::tensor::{FlatView, FlatViewMut};
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_sign_loss)] // inside its caller's instruction set; the bits are meant
 fn join(high: u16, low: i16) -> f32 {
-    let high = u32::from(high);
-    let weight = f32::from_bits((high.wrapping_sub(u32::from(low < 0)) << 16) | u32::from(low as u16));
+    let high = u32::from(high) << 16;
+    // With its sign the low half takes back the one that was added.
+    let weight = f32::from_bits(high.wrapping_add(i32::from(low) as u32));
     // A low half that is not the parameter's can lead from a zero or an infinity to NaN.
-    if weight.is_nan() { f32::from_bits(high << 16) } else { weight }
+    if weight.is_nan() { f32::from_bits(high) } else { weight }
 }
 
 /// The parameter and the low half of a weight.
@@ -32,11 +33,7 @@ fn join(high: u16, low: i16) -> f32 {
 fn split(weight: f32) -> (u16, i16) {
     let bits = weight.to_bits();
     let quiet = ((bits >> 16) | 0x40) as u16;
-    if weight.is_nan() {
-        (quiet, 0)
-    } else {
-        ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16)
-    }
+    if weight.is_nan() { (quiet, 0) } else { ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16) }
 }
 
 /// Reads weights in two halves; false, and nothing done, where the elements have no such encoding.
@@ -53,12 +50,11 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) -> bo
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) -> bool {
-    let Some(mut low) = to.remainders() else { return false };
-    for (y, x) in low.slice_mut::<i16>().iter_mut().zip(from) {
-        *y = split(x.to_f32()).1;
-    }
-    for (y, x) in to.slice_mut::<bf16>().iter_mut().zip(from) {
-        *y = bf16::from_bits(split(x.to_f32()).0);
+    let Some([mut high, mut low]) = to.halves() else { return false };
+    let halves = high.slice_mut::<bf16>().iter_mut().zip(low.slice_mut::<i16>());
+    for ((high, low), x) in halves.zip(from) {
+        let (upper, lower) = split(x.to_f32());
+        (*high, *low) = (bf16::from_bits(upper), lower);
     }
     true
 }
@@ -74,7 +70,8 @@ mod tests {
             near(0) || near(0x7fff) || near(0x8000) || near(0xffff) || low % 4093 == 17
         });
         let lows: Vec<u32> = lows.collect();
-        (0..=0xffff_u32).flat_map(move |high| lows.clone().into_iter().map(move |low| f32::from_bits((high << 16) | low)))
+        (0..=0xffff_u32)
+            .flat_map(move |high| lows.clone().into_iter().map(move |low| f32::from_bits((high << 16) | low)))
     }
 
     #[test]
@@ -114,7 +111,9 @@ mod tests {
                 } else if own.is_infinite() {
                     assert!(if low < 0 { found.is_finite() && found.abs() > 3.39e38 } else { found == own });
                 } else {
-                    let unit = f64::from(f32::from_bits((u32::from(high) & 0x7f80) << 16).max(f32::MIN_POSITIVE)) / 128.0;
+                    let unit =
+                        f64::from(f32::from_bits((u32::from(high) & 0x7f80) << 16).max(f32::MIN_POSITIVE))
+                            / 128.0;
                     assert!((f64::from(found) - f64::from(own)).abs() <= unit / 2.0, "{high:#x} {low}");
                     assert_eq!(found.is_sign_negative(), own.is_sign_negative());
                 }

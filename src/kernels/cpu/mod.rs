@@ -9,9 +9,9 @@ pub(super) mod lanes;
 pub(super) mod master;
 pub(super) mod pack;
 pub(super) mod philox;
+pub(super) mod positive;
 pub(super) mod product;
 pub(super) mod reduce;
-pub(super) mod positive;
 pub(super) mod rounding;
 pub(super) mod rows;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -68,12 +68,7 @@ fn code(q: f32, random: u32) -> u8 {
 /// The codes of numbers `x` as `(x·power)·inverse` with their random numbers.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-pub(super) fn encode<C: Real>(
-    values: &[C],
-    (power, inverse): (f32, f32),
-    random: &[u16],
-    codes: &mut [u8],
-) {
+pub(super) fn encode<C: Real>(values: &[C], (power, inverse): (f32, f32), random: &[u16], codes: &mut [u8]) {
     for ((to, x), r) in codes.iter_mut().zip(values).zip(random) {
         *to = code((x.to_f32() * power) * inverse, u32::from(*r));
     }
@@ -110,7 +105,9 @@ mod tests {
                     found > at
                 });
                 let found = ups.count();
-                assert!((f64::from(u32::try_from(found).unwrap_or(0)) / 65536.0 - f64::from(share)).abs() < 1e-4);
+                assert!(
+                    (f64::from(u32::try_from(found).unwrap_or(0)) / 65536.0 - f64::from(share)).abs() < 1e-4
+                );
             }
         }
     }

@@ -86,8 +86,7 @@ pub(super) fn fill(from: RoundedFrom<'_>, random: &mut [u16]) {
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) -> bool {
     let Some((Encoding::Rounding(rounding), first)) = to.encoding() else { return false };
-    let (is_half, least, count) =
-        (to.dtype() == DType::F16, u16::from(rounding.stays_positive), to.len());
+    let (is_half, least, count) = (to.dtype() == DType::F16, u16::from(rounding.stays_positive), to.len());
     let mut random = [0; AT_ONCE];
     for at in (0..count).step_by(AT_ONCE) {
         let end = (at + AT_ONCE).min(count);
@@ -161,9 +160,8 @@ mod tests {
             random
         };
         let all = numbers(Places::new(&[7, 21], &[(0, 7), (0, 21)]), 0, 147);
-        let expected: Vec<_> = (0..147_u64)
-            .map(|at| ((word(at / 2, [1, 2]) >> (16 * (at % 2))) & 0xffff) as u16)
-            .collect();
+        let expected: Vec<_> =
+            (0..147_u64).map(|at| ((word(at / 2, [1, 2]) >> (16 * (at % 2))) & 0xffff) as u16).collect();
         assert_eq!(all, expected);
         let part = || Places::new(&[7, 21], &[(1, 3), (3, 13)]);
         let expected: Vec<_> = (1..4).flat_map(|row| all[21 * row + 3..][..13].to_vec()).collect();

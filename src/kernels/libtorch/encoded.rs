@@ -47,7 +47,8 @@ pub(super) fn join(x: &FlatView<'_>, high: &Tensor, kind: Kind) -> Result<Option
         let whole = high.f_view_dtype(Kind::Int16)?.f_to_kind(Kind::Int64)?;
         let whole = whole.f_sub(&low.f_lt(0)?.f_to_kind(Kind::Int64)?)?.f_mul_scalar(0x1_0000)?;
         let bits = whole.f_add(&low.f_bitwise_and(HALF)?)?;
-        let found = with_sign(&bits.f_bitwise_and(WORD)?, 32)?.f_to_kind(Kind::Int)?.f_view_dtype(Kind::Float)?;
+        let found =
+            with_sign(&bits.f_bitwise_and(WORD)?, 32)?.f_to_kind(Kind::Int)?.f_view_dtype(Kind::Float)?;
         let found = high.f_to_kind(Kind::Float)?.f_where_self(&found.f_isnan()?, &found)?;
         weights.f_narrow(0, start, length)?.f_copy_(&found)?;
     }
