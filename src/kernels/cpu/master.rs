@@ -18,11 +18,11 @@ use crate::tensor::{FlatView, FlatViewMut};
 
 /// The weight of which these are the parameter and the low half.
 #[inline(always)]
-#[allow(clippy::inline_always, clippy::cast_sign_loss)] // inside its caller's instruction set; the bits are meant
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn join(high: u16, low: i16) -> f32 {
     let high = u32::from(high) << 16;
     // With its sign the low half takes back the one that was added.
-    let weight = f32::from_bits(high.wrapping_add(i32::from(low) as u32));
+    let weight = f32::from_bits(high.wrapping_add(i32::from(low).cast_unsigned()));
     // A low half that is not the parameter's can lead from a zero or an infinity to NaN.
     if weight.is_nan() { f32::from_bits(high) } else { weight }
 }
@@ -33,7 +33,11 @@ fn join(high: u16, low: i16) -> f32 {
 fn split(weight: f32) -> (u16, i16) {
     let bits = weight.to_bits();
     let quiet = ((bits >> 16) | 0x40) as u16;
-    if weight.is_nan() { (quiet, 0) } else { ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16) }
+    if weight.is_nan() {
+        (quiet, 0)
+    } else {
+        ((bits.wrapping_add(0x8000) >> 16) as u16, (bits as u16).cast_signed())
+    }
 }
 
 /// Reads weights in two halves; false, and nothing done, where the elements have no such encoding.
@@ -91,10 +95,10 @@ mod tests {
             let (bits, (high, low)) = (weight.to_bits(), split(weight));
             let even = bf16::from_f32(weight).to_bits();
             let is_tie = bits & 0xffff == 0x8000;
-            let wanted = if is_tie { ((bits >> 16) + 1) as u16 } else { even };
-            assert_eq!(high, wanted, "{bits:#x}");
+            let wanted = if is_tie { (bits >> 16) + 1 } else { u32::from(even) };
+            assert_eq!(u32::from(high), wanted, "{bits:#x}");
             assert!(!is_tie || high - even <= 1);
-            assert_eq!(low as u16, (bits & 0xffff) as u16);
+            assert_eq!(u32::from(low.cast_unsigned()), bits & 0xffff);
         }
     }
 
@@ -109,7 +113,11 @@ mod tests {
                 } else if own == 0.0 && low < 0 {
                     assert_eq!(found.to_bits(), own.to_bits());
                 } else if own.is_infinite() {
-                    assert!(if low < 0 { found.is_finite() && found.abs() > 3.39e38 } else { found == own });
+                    assert!(if low < 0 {
+                        found.is_finite() && found.abs() > 3.39e38
+                    } else {
+                        found.to_bits() == own.to_bits()
+                    });
                 } else {
                     let unit =
                         f64::from(f32::from_bits((u32::from(high) & 0x7f80) << 16).max(f32::MIN_POSITIVE))
