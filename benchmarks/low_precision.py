@@ -10,7 +10,8 @@ values fall to 1e-8; normal ones with a single outlier of 3000 in a block; ones 
 - `sixteen`: bfloat16 and float16 parameters with the default states and with states of 16 bits: the bias of
   the steps' size over the last tenth of the steps.
 - `momenta`: how far one step lies from that with float32 states where singular values of gradients fall to
-  1e-2, 1e-3 and 1e-4, as a share of it. Momenta in 8 bits have an error that is the same in all directions.
+  1e-2, 1e-3 and 1e-4, as a share of it, and with states in bfloat16. Momenta in 8 bits have an error that is
+  the same in all directions.
 
 Writes `<out>/low_precision.json` and `.md`; ends with 1 where a bar is missed.
 
@@ -221,19 +222,28 @@ def sixteen(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
+def share_apart(name: str, least: float, steps: int, **keys: Any) -> float:
+    """How far steps lie from those with float32 states, as a share of these, over the second half."""
+    gradients = spectrum(least)
+    pairs = zip(
+        steps_of(name, gradients, steps, **keys),
+        steps_of(name, gradients, steps, state_bits=32),
+        strict=True,
+    )
+    last = [(((mine - other) ** 2).sum(), (other**2).sum()) for mine, other in pairs][steps // 2 :]
+    apart, whole = (torch.stack(sums).sum() for sums in zip(*last, strict=True))
+    return (apart / whole).sqrt().item()
+
+
 def momenta(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each class with its shares by the least singular value; there is no bar."""
     found = []
     for name in names:
         row: dict[str, Any] = {"class": name, "met": True}
         for least in (1e-2, 1e-3, 1e-4):
-            count = min(steps, 300)
-            pairs = zip(
-                *(steps_of(name, spectrum(least), count, state_bits=bits) for bits in (8, 32)), strict=True
-            )
-            last = [(((a - b) ** 2).sum(), (b**2).sum()) for a, b in pairs][count // 2 :]
-            apart, whole = (torch.stack(sums).sum() for sums in zip(*last, strict=True))
-            row[f"{least:g}"] = (apart / whole).sqrt().item()
+            row[f"{least:g}"] = share_apart(name, least, min(steps, 300), state_bits=8)
+        half = {"state_bits": 32, "state_dtype": torch.bfloat16}
+        row["bfloat16 0.001"] = share_apart(name, 1e-3, min(steps, 300), **half)
         found.append(row)
         print(row, flush=True)
     return found

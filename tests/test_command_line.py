@@ -136,7 +136,7 @@ LINES = [
     for value in values
 ]
 FLAGS = {"--help", "--compressed", "--owned-states", "--compare", "--schedule", "--quick", "--recheck"}
-FLAGS |= {"--resume"}
+FLAGS |= {"--master-weights", "--resume"}
 """Options without a value."""
 
 

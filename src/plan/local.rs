@@ -87,7 +87,7 @@ pub struct LocalState {
 }
 
 impl LocalState {
-    /// How the state is quantized, if it is.
+    /// The quantization of a state that is stored in 8 bits.
     #[must_use]
     pub fn coded(&self) -> Option<Quantization> {
         self.spec.coded.filter(|_| self.spec.dtype.is_quantized())

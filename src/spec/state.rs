@@ -76,7 +76,7 @@ pub struct StateSpec {
     pub sharding: Vec<DimSharding<usize>>,
     /// The elements of each block.
     pub share: Share,
-    /// What it averages, if it is a moment that is rounded at random where it is stored in 16 bits.
+    /// Set for a moment that is rounded at random where it is stored in 16 bits: the numbers that it averages.
     pub moment: Option<Code>,
     /// Quantization of the state when it is stored in 8 bits; none where it never is.
     pub coded: Option<Quantization>,

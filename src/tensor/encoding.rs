@@ -28,7 +28,7 @@ pub struct Blocks {
     pub width: usize,
     /// Elements of a block, a power of two.
     pub block: usize,
-    /// How unsigned codes are rounded; to the nearest where there is none, as signed ones are.
+    /// Random bits for unsigned codes; without them they are rounded to the nearest, as signed ones always are.
     pub rounding: Option<Rounding>,
 }
 
@@ -87,7 +87,7 @@ pub struct CodedMut<'a> {
     first: usize,
 }
 
-/// How the elements of a part of a tensor are rounded at random.
+/// Random bits for the elements of a part of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundedFrom<'a> {
     /// Of the tensor.
@@ -175,7 +175,7 @@ impl<'a> CodedMut<'a> {
         self.codes.is_empty()
     }
 
-    /// How the codes from number `at` on are rounded, if they are at random.
+    /// Random bits for the codes from number `at` on, if they have some.
     #[must_use]
     #[inline]
     pub fn rounded_from(&self, at: usize) -> Option<RoundedFrom<'a>> {

@@ -97,3 +97,18 @@ def of_state(optimizer: Any, param: Tensor, key: str, *, seed: int = 0, step: in
     value = state[key]
     found = key_of(seed, optimizer.plan().streams[at], number, tag)
     return random_numbers(found, np.arange(value.numel())).view(value.shape)
+
+
+def assert_bits_go_by_seed_parameter_and_step(run: Run) -> None:
+    """Assert that they do, and that the number of threads changes none."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one, two = run()
+        assert not torch.equal(one, two)
+        torch.set_num_threads(2)
+        assert all(map(torch.equal, (one, two), run()))
+        assert not torch.equal(one, run(seed=1)[0])
+        assert not torch.equal(one, run(skip=1)[0])
+    finally:
+        torch.set_num_threads(threads)

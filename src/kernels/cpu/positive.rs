@@ -13,12 +13,12 @@ pub(in crate::kernels) struct Octaves {
     pub from: u32,
     /// Bits that are cut off.
     pub cut: u32,
-    /// What is left of the bits, less the code.
+    /// The bits that are left, less the code.
     pub base: u32,
 }
 
 impl Octaves {
-    /// Those from 2 to the power of `-low` up to that of `-high`, which has this code.
+    /// The entries from 2 to the power of `-low` up to that of `-high`, which has this code.
     const fn new(low: u32, high: u32, code: u32, cut: u32) -> Self {
         let [from, last] = [(127 - low) << 23, (127 - high) << 23];
         Self { from, cut, base: (last >> cut) - code }
