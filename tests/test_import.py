@@ -336,6 +336,6 @@ def test_state_dict_of_another_package_is_not_taken_without_the_import() -> None
 
 
 def test_every_source_is_tested() -> None:
-    elsewhere = {"fused-adam", "galore-torch", "torch-muon", "keller-jordan-muon", "microsoft-dion", "soap"}
+    elsewhere = {"galore-torch", "torch-muon", "keller-jordan-muon", "microsoft-dion", "soap", "fused-adam"}
     sources = {source for source, *_ in SETTINGS.values()} | elsewhere
     assert sources == set(SOURCES)

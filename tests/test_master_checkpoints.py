@@ -354,3 +354,10 @@ def test_strided_parameters_take_the_steps_of_others() -> None:
     for optimizer, param in zip(optimizers, (turned, plain), strict=True):
         steps(optimizer, [param], range(4))
     assert torch.equal(weight(turned, optimizers[0]), weight(plain, optimizers[1]))
+
+
+def test_fused_adam_without_bias_correction_is_refused() -> None:
+    saved = fused_adam([param.detach().float() for param in start()], "master")
+    saved["param_groups"][0]["bias_correction"] = False
+    with pytest.raises(ValueError, match="bias_correction=False has no counterpart"):
+        import_state_dict(saved, "fused-adam")
