@@ -339,6 +339,7 @@ impl PyPlan {
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
             entry.set_item("codable", s.spec.coded.is_some())?;
+            entry.set_item("rounded", s.rounding.is_some())?;
             let places = |owned: &Owned| {
                 let places = owned.blocks.iter().map(|(_, r)| (r.offset, r.rows, r.cols, r.stride));
                 places.collect::<Vec<_>>()

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from oxidion._core import averages, constructor, group_checks, loading, masters, schema, summary, validate
 from oxidion._core.owned import OwnerSharded
-from oxidion._core.state import average_momenta, own_copies, parameters, reserve
+from oxidion._core.state import average_momenta, own_copies, parameters, reserve, stored
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._core.written import Written, elsewhere, plain
@@ -703,10 +703,11 @@ class OxOptimizer(Stepper, Optimizer):
 
         Returns:
             Columns name, shape, dtype, device, rounding (of a step's result: "exact" in the type of the
-            arithmetic, else "nearest", "stochastic" or "master"), placements, group, algorithm, view (how it
-            is read as matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole
-            matrices), route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives
-            to collectives). On a device the fact ``kernels`` has by source of kernels what computes:
+            arithmetic, else "nearest", "stochastic" or "master"), states (in which dtype each is stored,
+            in 16 bits "at random" where it is rounded so, or in 8 bits), placements, group, algorithm, view
+            (how it is read as matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on
+            whole matrices), route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step
+            gives to collectives). On a device the fact ``kernels`` has by source of kernels what computes:
             "kernels", "libtorch (reason)", or "not loaded" before the first step; a line below the table
             says it too.
         """
@@ -720,6 +721,8 @@ class OxOptimizer(Stepper, Optimizer):
             for param in group["params"]
         ]
         plan = self._make_plan()
+        for here, specs, algorithm in zip(own, plan.state_specs(), plan.algorithms, strict=True):
+            here["states"] = stored(specs, self._STATE_NAMES.get(algorithm, {}))
         rows = zip(plan.rows(), own, strict=True)
         kernels = self_check.told(device_of(self.param_groups), plan.sources())
         said = ", ".join(f"{name} {word}" for name, word in kernels.items())

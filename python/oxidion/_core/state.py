@@ -338,6 +338,18 @@ def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int
     return [(local(params[first]).device, -(-size // 4)) for first, size in plan.arena_parts]
 
 
+def stored(specs: Iterable[Mapping[str, Any]], public: Mapping[str, str]) -> str:
+    """How the states of a parameter are stored, counters and scales left out: names and dtypes, or 8 bits."""
+    words = []
+    for spec in specs:
+        if is_counter(spec) or not spec["shape"] or spec["role"].endswith(SCALES):
+            continue
+        at_random = " at random" if spec["rounded"] and spec["coded"] is None else ""
+        kind = "8 bits" if spec["coded"] is not None else spec["dtype"] + at_random
+        words.append(f"{key_of(spec['role'], public)} {kind}")
+    return ", ".join(words)
+
+
 def settle(
     plan: Plan,
     groups: list[dict[str, Any]],
