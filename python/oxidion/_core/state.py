@@ -339,7 +339,7 @@ def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int
 
 
 def stored(specs: Iterable[Mapping[str, Any]], public: Mapping[str, str]) -> str:
-    """How the states of a parameter are stored, counters and scales left out: names and dtypes, or 8 bits."""
+    """Names and dtypes, or 8 bits, of the states of a parameter; counters and scales are left out."""
     words = []
     for spec in specs:
         if is_counter(spec) or not spec["shape"] or spec["role"].endswith(SCALES):
