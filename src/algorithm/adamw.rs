@@ -118,7 +118,7 @@ impl Elementwise for AdamW {
         }
         // The largest of many numbers that are rounded at random is too large: these are not stored in 8 bits.
         let [variance, largest] =
-            ["variance", "max_variance"].map(|role| self.storage.slow(role, p, dtype, Code::Unsigned));
+            ["variance", "max_variance"].map(|role| self.storage.moment(role, p, dtype, Code::Unsigned));
         vec![momentum, variance, self.step.clone(), largest]
     }
 

@@ -46,7 +46,7 @@ impl Elementwise for AdEMAMix {
     fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
         vec![
             self.storage.momentum(p, None),
-            self.storage.slow("slow_momentum", p, None, Code::Signed),
+            self.storage.moment("slow_momentum", p, None, Code::Signed),
             self.storage.second_moment(p, None),
             self.step.clone(),
         ]

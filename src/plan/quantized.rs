@@ -209,7 +209,7 @@ mod tests {
         let storage = StateStorage::from_options(&options)?;
         let (shape, name) = (shape.to_vec(), String::from("weight"));
         let p = ParamSpec { index: 0, stream: 0, name, shape, dtype: DType::F64, transposed: None };
-        let momentum = storage.like("momentum", &p, None).eight_bit(Code::Signed, &storage);
+        let momentum = storage.momentum(&p, None);
         let whole = [Block { offset: 0, rows: 1, cols: p.numel() }];
         local(&p, &whole, vec![momentum], layout)
     }

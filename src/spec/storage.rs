@@ -64,27 +64,16 @@ impl StateStorage {
         self.dtype
     }
 
-    /// A momentum that is never of 8 bits: of type `dtype`, else the group's, else the parameter's, but float32 beside one of
-    /// float16, whose smallest number is 6e-8. In a type that was asked for it is rounded at random; a fast one that has the
-    /// parameter's is rounded to the nearest, which moves its mean by less than 1 %.
-    #[must_use]
-    pub fn plain_momentum(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
-        let own = if p.dtype == DType::F16 { DType::F32 } else { p.dtype };
-        let asked = dtype.or(self.dtype);
-        let spec = StateSpec::like("momentum", p, asked.unwrap_or(own));
-        StateSpec { moment: asked.map(|_| Code::Signed), ..spec }
-    }
-
     /// A momentum, in 8 bits where the group asks for that.
     #[must_use]
     pub fn momentum(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
-        self.plain_momentum(p, dtype).eight_bit(Code::Signed, self)
+        self.moment("momentum", p, dtype, Code::Signed).eight_bit(Code::Signed, self)
     }
 
     /// A moment that is never of 8 bits: of type `dtype`, else the group's, else that of the arithmetic. Rounded to the nearest
-    /// number of 16 bits a slow one would stand still.
+    /// number of 16 bits it would stand still where a step changes it by less than half of the distance of two numbers.
     #[must_use]
-    pub fn slow(&self, role: &'static str, p: &ParamSpec, dtype: Option<DType>, code: Code) -> StateSpec {
+    pub fn moment(&self, role: &'static str, p: &ParamSpec, dtype: Option<DType>, code: Code) -> StateSpec {
         let dtype = dtype.or(self.dtype).unwrap_or(p.dtype.arithmetic());
         StateSpec { moment: Some(code), ..StateSpec::like(role, p, dtype) }
     }
@@ -92,7 +81,7 @@ impl StateStorage {
     /// A second moment, in 8 bits where the group asks for that.
     #[must_use]
     pub fn second_moment(&self, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
-        self.slow("variance", p, dtype, Code::Unsigned).eight_bit(Code::Unsigned, self)
+        self.moment("variance", p, dtype, Code::Unsigned).eight_bit(Code::Unsigned, self)
     }
 }
 
@@ -102,10 +91,7 @@ impl StateSpec {
     #[must_use]
     pub fn eight_bit(mut self, code: Code, storage: &StateStorage) -> Self {
         let coded = Quantization { dtype: code.dtype(), block: storage.block };
-        self.coded = Some(coded);
-        if code == Code::Unsigned {
-            self.moment = Some(code);
-        }
+        (self.moment, self.coded) = (Some(code), Some(coded));
         let numel: usize = self.shape.iter().product();
         if storage.eight_bit && !self.shape.is_empty() && numel >= storage.least.max(1) {
             let scales: usize = coded.scales(&self.shape).iter().product();

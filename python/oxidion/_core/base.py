@@ -43,7 +43,8 @@ class OxOptimizer(Stepper, Optimizer):
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
             False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
-        state_dtype: dtype of the states, a ``torch.dtype`` or its name; None means the parameter's.
+        state_dtype: dtype of moments, a ``torch.dtype`` or its name; None means float32, beside float64
+            parameters float64. In 16 bits they are rounded at random.
         state_bits: 8 keeps moments as codes of one byte and a float32 scale for each block; else 32. Group
             keys without an argument: ``block_size`` (256 elements along the last dimension) and
             ``min_quant_numel`` (4096: smaller states keep ``state_dtype``). See docs/low-precision.md.

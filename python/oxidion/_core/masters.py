@@ -139,19 +139,28 @@ def fits(master: Tensor, param: Tensor) -> bool:
     return bool((is_near | (weight.isnan() & held.isnan())).all())
 
 
-def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Drops the remainders of parameters whose groups ask for none: what they would add later is old."""
+def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> int:
+    """Drops the remainders of parameters whose groups ask for none: what they would add later is old.
+
+    Returns:
+        How many there were.
+    """
     dropped = 0
     for group in groups:
         for param in () if group.get(SETTING) else group["params"]:
             own = state.get(param)
             if isinstance(own, dict):
                 dropped += own.pop(KEY, None) is not None
-    if dropped:
+    return dropped
+
+
+def tell_of_dropped(count: int) -> None:
+    """Says how many remainders were dropped."""
+    if count:
         logging.getLogger("oxidion").warning(
             "the low halves of the float32 weights of %d parameters are dropped: their groups have "
             "master_weights=False",
-            dropped,
+            count,
         )
 
 
@@ -182,8 +191,13 @@ def loaded(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def keep(incoming: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
-    """Has groups that are loaded keep the optimizer's setting, in place: it says how weights are stored."""
+    """Has groups that are loaded keep the optimizer's setting, in place: it says how weights are stored.
+
+    Where one of both has masters, random rounding is the optimizer's too: they do not go together.
+    """
     for loaded, own in zip(incoming, groups, strict=False):
+        if loaded.get(SETTING) or own.get(SETTING):
+            loaded["stochastic_rounding"] = own.get("stochastic_rounding", False)
         loaded[SETTING] = own.get(SETTING, False)
 
 
@@ -198,7 +212,7 @@ def rounding(group: Mapping[str, Any], dtype: torch.dtype) -> str:
 
 def tell_of_rounding(groups: list[dict[str, Any]]) -> None:
     """Says how many bfloat16 parameters lose small updates, and what they can have instead."""
-    stepped = [(group, param) for group in groups for param in group["params"] if param.requires_grad]
+    stepped = [(group, param) for group in groups for param in group["params"] if param.grad is not None]
     count = sum(
         param.dtype == torch.bfloat16 and rounding(group, param.dtype) == "nearest"
         for group, param in stepped

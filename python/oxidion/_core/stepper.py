@@ -510,7 +510,7 @@ class Stepper:
         self._looked = frozenset()
         groups = self._read_groups()
         averages.drop_others(self.param_groups, self.state)
-        masters.drop_others(self.param_groups, self.state)
+        masters.tell_of_dropped(masters.drop_others(self.param_groups, self.state))
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))
         self._places = tuple(where for where, _ in memory)

@@ -33,7 +33,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
 
     Args:
         optimizer: that is copied.
-        wide: whether bfloat16 parameters are float32 there, and are not rounded.
+        wide: whether bfloat16 parameters are float64 there, where no update is lost.
     """
     owned, optimizer._owned = optimizer._owned, OwnerSharded()  # what is in blocks is copied below
     try:
@@ -44,7 +44,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
     twins = {}
     for param in parameters(optimizer.param_groups):
         is_wide = wide and param.dtype == torch.bfloat16
-        held = masters.whole_weight(param, optimizer.state.get(param, {})).float() if is_wide else param
+        held = masters.whole_weight(param, optimizer.state.get(param, {})).double() if is_wide else param
         clone = _copy(held).requires_grad_(param.requires_grad)
         if hasattr(param, "grad_dtype"):
             clone.grad_dtype = param.grad_dtype if clone.dtype == param.dtype else None
@@ -67,6 +67,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
             if is_own(key) and not (wide and key == masters.KEY)
         }
     twin._owned = optimizer._owned.clone_for(twins)
+    masters.drop_others(twin.param_groups, twin.state)
     return twin
 
 

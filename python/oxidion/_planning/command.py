@@ -75,7 +75,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--fraction", type=share, default=0.25, help="of dion2 and nordion2, in (0, 1] (default: 0.25)")
     add("--selection-scope", choices=("local", "global"), default="local", help="of those two")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of parameters and gradients (default: bfloat16)")
-    add("--state-dtype", choices=DTYPES, help="of optimizer states (default: the parameters')")
+    add("--state-dtype", choices=DTYPES, help="of moments (default: float32)")
     add(
         "--compressed",
         action="store_true",

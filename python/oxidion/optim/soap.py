@@ -111,7 +111,7 @@ class SOAP(WeightNormOptimizer):
         weight_norm_floor: the ``c`` of the floors.
         state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         seed: of the numbers that complete the first bases, and of stochastic rounding.
-        state_dtype: dtype of M where it is not of 8 bits; None means the parameter's. V is float32 (float64
+        state_dtype: dtype of M; None means float32. V is float32 (float64
             for float64 parameters).
 
     Raises:

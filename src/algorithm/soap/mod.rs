@@ -126,7 +126,7 @@ impl Algorithm for Soap {
         let mut states = vec![
             // Not in 8 bits: turned into the bases, its error would be as large in each direction, also where gradients are
             // small, and there the step divides it by a small number.
-            self.storage.plain_momentum(p, None),
+            self.storage.moment("momentum", p, None, Code::Signed),
             variance.eight_bit(Code::Unsigned, &self.storage),
             StateSpec::counter("step"),
         ];
