@@ -38,7 +38,14 @@ def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
 
 def test_entries_of_the_unsigned_book_are_those_that_the_page_names() -> None:
     entries = dequantize_blockwise(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, False)
-    for code, value in ((254, 63 / 64), (223, 0.5), (191, 0.25), (190, 15 / 64), (79, 2.0**-16), (78, 7 * 2.0**-19)):
+    for code, value in (
+        (254, 63 / 64),
+        (223, 0.5),
+        (191, 0.25),
+        (190, 15 / 64),
+        (79, 2.0**-16),
+        (78, 7 * 2.0**-19),
+    ):
         assert float(entries[code]) == value, code
     # The largest distance of neighbours, of the lower one.
     ratio = (entries[2:] / entries[1:-1]).double() - 1

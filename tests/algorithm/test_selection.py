@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import oxidion
 from support.cases import LR, WEIGHT_DECAY
 from support.inputs import gaussian
-from support.rounding import of_state, rounded
 
 KEEP = 0.5
 CLASSES: dict[str, tuple[type, dict[str, Any]]] = {
@@ -43,13 +42,6 @@ class Selecting:
         self.optimizer.step()
         # Only what is released shrinks; a row of zeros counts as kept.
         return (self.state["momentum"].double().abs() < 0.75 * before.abs()).any(dim=1)
-
-    def stored(self, momentum: Tensor) -> Tensor:
-        """A momentum as the last step stores it: in bfloat16 it is rounded at random."""
-        dtype = self.state["momentum"].dtype
-        if dtype.itemsize > 2:
-            return momentum.to(dtype)
-        return rounded(momentum, of_state(self.optimizer, self.param, "momentum"), dtype)
 
 
 def rows(released: Tensor) -> list[int]:
@@ -118,7 +110,7 @@ def test_what_is_not_selected_only_decays_and_keeps_its_states(
         grad = gaussian(shape, number).to(dtype)
         one.param.grad = grad
         one.optimizer.step()
-        added = one.stored(state["momentum"].double() + grad.double())
+        added = (state["momentum"].double() + grad.double()).to(state["momentum"].dtype)
         kept, halved = one.state["momentum"] == added, one.state["momentum"] == KEEP * added
         dim = -2 if shape[-2] <= shape[-1] or name == "nordion2" else -1
         unselected = kept.all(dim=-3 - dim, keepdim=True).expand(shape)

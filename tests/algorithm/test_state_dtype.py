@@ -116,9 +116,7 @@ class Rounded(Twin):
                     stored = self.round_moment(index, role, new[role], dtypes[role])
                     state[role] += (stored - new[role]) / beta
 
-    def run(
-        self, rule: Rule = rightly, *, applied_rounded: bool = False, is_nearest: bool = False
-    ) -> Found:
+    def run(self, rule: Rule = rightly, *, applied_rounded: bool = False, is_nearest: bool = False) -> Found:
         """Steps on both sides."""
         found, moved, all_ = Found(), 0, 0
         for grads in self.gradients(STEPS):

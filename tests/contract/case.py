@@ -16,7 +16,6 @@ MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon", "
 LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
 BASIS_STATES = frozenset({"L", "R", "Q_L", "Q_R", "basis_step"})
 STEP_KEYS = frozenset({"step", "step_dev"})
-MOMENTA = frozenset({"momentum", "exp_avg", "exp_avg_fast"})
 MOMENTUM_FACTORS = {**dict.fromkeys(MATRIX_ALGORITHMS, "mu"), "dion2": "ef_decay"}
 """Group key of the momentum factor by algorithm."""
 
@@ -119,9 +118,8 @@ class Case:
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
     def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a state of a parameter of this dtype: momenta and Dion's Q may be narrow, Q in float16 too."""
-        narrow = key == "Q" or (key in MOMENTA and dtype != torch.float16)
-        return dtype if narrow else torch.promote_types(dtype, torch.float32)
+        """Dtype of a state of a parameter of this dtype: all but Dion's Q are float32 at least."""
+        return dtype if key == "Q" else torch.promote_types(dtype, torch.float32)
 
     @property
     def has_betas(self) -> bool:

@@ -91,8 +91,8 @@ IN_ORDER: dict[str, Callable[[list[Tensor], SimpleNamespace], None]] = {
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }
-#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative. Moments of
-#: 16 bits that are rounded at random are "M" and "V".
+#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative.
+#: Moments of 16 bits that are rounded at random are "M" and "V".
 KINDS = {"param": "x", "plain": "g", "signed": "m", "unsigned": "v"}
 
 
@@ -408,7 +408,8 @@ def test_moments_of_16_bits_are_rounded_at_random(kernels: Emulated, name: str, 
 @pytest.mark.parametrize("positive", [True, False])
 def test_float16_of_any_size_is_rounded_at_random(kernels: Emulated, positive: bool) -> None:
     """Subnormal numbers, what is below them, the largest ones, and what is no number."""
-    sizes = torch.cat([10.0 ** torch.linspace(-12, 5.2, 4000), torch.tensor([0.0, 65504.0, 65519.0, 65536.0])])
+    most = torch.tensor([0.0, 65504.0, 65519.0, 65536.0])
+    sizes = torch.cat([10.0 ** torch.linspace(-12, 5.2, 4000), most])
     border = 2.0**-14 * (1 + torch.arange(-40.0, 40.0) * 2.0**-13)
     special = torch.tensor([torch.inf, torch.nan, 2.0**-24, 2.0**-25, 1e-44])
     x = torch.cat([sizes, border, special])

@@ -35,7 +35,36 @@ FAULTS = {
     ),
     "a job begins at the first block of its row": ("coded.cuh", "number + job.before", "number"),
     "numbers follow the job, not the tensor": ("rounding.cuh", "rounding.first + element", "element"),
-    "every element has the first number": ("rounding.cuh", "place % NUMBERS", "0"),
+    "every element has the first number": (
+        "rounding.cuh",
+        "const u64 at = place / 2",
+        "const u64 at = 0 * place",
+    ),
+    "both numbers of a word are one": ("rounding.cuh", "is_upper ? x >> 16 : x & 0xFFFFu", "x & 0xFFFFu"),
+    "all tensors have one tag": ("rounding.cuh", "x += tag +", "x += 0 * tag +"),
+    "places above 2^33 begin again": ("rounding.cuh", "static_cast<u32>(at >> 32) * 0x9E3779B9u", "0u"),
+    "codes are rounded to the nearest": (
+        "coded.cuh",
+        "has_bits ? random.next(segment.start + i + j) : 1u << 15",
+        "1u << 15",
+    ),
+    "a positive number has the code of 0": (
+        "blocks.cuh",
+        "min(max(found, 1), 255)",
+        "min(max(found, 0), 255)",
+    ),
+    "half a unit of the random number is left out": ("blocks.cuh", " | 1u << (Cut - 17)", ""),
+    "a second moment in float16 becomes 0": (
+        "rounding.cuh",
+        "max(min(cut, 0x7C00u), least)",
+        "min(cut, 0x7C00u)",
+    ),
+    "subnormal float16 as the others": (
+        "rounding.cuh",
+        "is_small ? __fadd_rn(size, LEAST_NORMAL) : size",
+        "size",
+    ),
+    "float16 takes all random bits": ("rounding.cuh", "(random >> 3)", "random"),
     "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
     "weights lie with those of the job before": ("coded.cuh", "job.scales[n])) + element", "job.scales[n]))"),
     "a weight that was rounded up is not rounded back": ("master.cuh", "low < 0 ? 1u : 0u", "0u"),
@@ -58,9 +87,13 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
 
     def work() -> None:
         checks.test_a_part_of_a_row_has_its_own_scales(kernels)
+        checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=True)
         checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=False)
         checks.test_scales_of_any_size_and_what_is_no_number(kernels, signed=True)
         checks.test_random_bits_follow_the_places_in_the_whole_tensor(kernels)
+        checks.test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels)
+        checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=True)
+        checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=False)
         checks.test_random_rounding_keeps_what_is_no_number(kernels)
         checks.test_every_kind_of_weight_is_found_again(kernels)
         checks.test_weights_of_others_are_read_without_harm(kernels)

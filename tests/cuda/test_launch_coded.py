@@ -55,7 +55,7 @@ def both(
     return list(zip(*found, strict=True))
 
 
-NO_VECTORS = ("Dion2", "NorDion2", "APOLLOAdamW")
+NO_VECTORS = ("Dion2", "NorDion2", "NorMuon", "APOLLOAdamW")
 
 
 @needs_nvrtc
@@ -72,7 +72,27 @@ def test_states_and_parameters_have_the_bits_of_the_cpu(
             assert torch.equal(one, two)
             coded += one.dtype == torch.uint8
         count += 1
-    assert coded == count * (1 if name == "Lion" else 3 if "amsgrad" in keys else 2)
+    # With amsgrad second moments are float32.
+    assert coded == count * (1 if name == "Lion" or "amsgrad" in keys else 2)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("Lion", "bfloat16"), ("AdamW", "bfloat16"), ("AdamW", "float16"), ("AdEMAMix", "float16")],
+)
+@pytest.mark.parametrize("rounding", [{}, RANDOM], ids=["float32", "random"])
+def test_moments_of_16_bits_have_the_bits_of_the_cpu(
+    environment: dict[str, str], tmp_path: Path, name: str, dtype: str, rounding: dict[str, bool]
+) -> None:
+    text = STEPS.replace("state_bits=8", f"state_dtype=torch.{dtype}, lr=1e-3")
+    for here, there in both(environment, tmp_path, text, name=name, keys="", rounding=rounding):
+        moments = 0
+        for one, two in zip(here, there, strict=True):
+            assert one.dtype == two.dtype
+            assert torch.equal(one, two)
+            moments += one.dtype == getattr(torch, dtype) and one.ndim > 0
+        assert moments >= (1 if name == "Lion" else 2 if name == "AdamW" else 3)
 
 
 BY_MATRICES: list[tuple[str, str, dict[str, bool]]] = [
@@ -112,6 +132,22 @@ def test_passes_over_matrices_give_the_states_and_parameters_of_the_cpu(
             apart = ~torch.isclose(one.double(), two.double(), rtol=1e-5, atol=1e-7)
             assert apart.double().mean() <= 2e-3, (one.dtype, one.shape)
         assert any(one.dtype == torch.uint8 for one in here)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["NorMuon", "Dion2", "NorDion2"])
+def test_passes_over_lines_round_moments_of_16_bits_as_the_cpu(
+    environment: dict[str, str], tmp_path: Path, name: str, dtype: str
+) -> None:
+    text = STEPS.replace("state_bits=8", f"state_dtype=torch.{dtype}, lr=1e-3").replace("(5000,), ", "")
+    keys = "'orth_dtype': 'float32'"
+    for here, there in both(environment, tmp_path, text, name=name, keys=keys, rounding={}):
+        moments = [pair for pair in zip(here, there, strict=True) if pair[0].dtype == getattr(torch, dtype)]
+        assert moments
+        for one, two in moments:
+            # Sums have another order, so what lies at a threshold goes to either side of it.
+            assert (one != two).double().mean() <= 5e-3, one.shape
 
 
 @needs_nvrtc
@@ -205,14 +241,28 @@ def test_captured_step_on_weights_in_two_halves_is_repeated_by_its_replay(
     )
 
 
+REFUSED = [
+    ("Lion", {"stochastic_rounding": True}, "stochastic_rounding cannot be captured"),
+    ("AdamW", {"state_bits": 8}, "states of 8 bits cannot be captured by torch.cuda.graph"),
+    ("AdamW", {"state_dtype": torch.float16}, "of 16 bits cannot be captured"),
+    ("Lion", {"state_dtype": torch.bfloat16}, "Set state_dtype=torch.float32"),
+    ("Lion", {"average": "ema", "average_dtype": torch.bfloat16}, "of 16 bits cannot be captured"),
+]
+
+
 @needs_nvrtc
-def test_capture_of_random_rounding_is_refused_and_costs_nothing(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "keys", "message"), REFUSED, ids=[f"{row[0]}-{n}" for n, row in enumerate(REFUSED)]
+)
+def test_capture_of_random_rounding_is_refused_and_costs_nothing(
+    environment: dict[str, str], name: str, keys: dict[str, object], message: str
+) -> None:
     said = run(
         environment,
         textwrap.dedent(
-            """
-            params = parameters((40, 30), dtype=torch.bfloat16)
-            optimizer = oxidion.Lion(params, stochastic_rounding=True)
+            f"""
+            params = parameters((80, 64), dtype=torch.bfloat16)
+            optimizer = oxidion.{name}([{{"params": params, **{keys!r}}}], lr=1e-2)
             optimizer.step()
             before = params[0].clone()
             driver.emulator_begin_capture()
@@ -227,4 +277,5 @@ def test_capture_of_random_rounding_is_refused_and_costs_nothing(environment: di
             """
         ),
     )
-    assert "stochastic_rounding cannot be captured" in said
+    assert message in said
+    assert "CudaGraphOptimizer" in said

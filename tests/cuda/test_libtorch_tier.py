@@ -66,6 +66,7 @@ for name, given, dtype in {cases}:
         for m, n in ((40, 24), (24, 40), (24, 24), (300, 4))
     ]
     group = {{"params": params, **{{key: keys.pop(key) for key in [*keys] if key.startswith("average")}}}}
+    group |= {{"min_quant_numel": 0, "block_size": 16}} if "state_bits" in keys else {{}}
     optimizer = getattr(oxidion, name)([group], lr=0.01, weight_decay=0.1, **keys)
     for step in range(4):
         for i, p in enumerate(params):
@@ -80,6 +81,9 @@ torch.save(results, sys.argv[1])
 ELEMENTWISE = ("AdamW", "Lion", "AdEMAMix", "Lamb", "CAME")
 CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     *((name, {"state_bits": 8}, torch.float32) for name in ELEMENTWISE),
+    *((name, {"state_dtype": torch.bfloat16}, torch.float32) for name in (*ELEMENTWISE, "Muon", "SOAP")),
+    # CAME has sums, whose rounding takes some numbers over a threshold of float16.
+    *((name, {"state_dtype": torch.float16}, torch.bfloat16) for name in ELEMENTWISE if name != "CAME"),
     *((name, {"stochastic_rounding": True}, torch.bfloat16) for name in ELEMENTWISE),
     ("Muon", {"state_bits": 8}, torch.float32),
     ("NorDion2", {"stochastic_rounding": True}, torch.bfloat16),
@@ -92,13 +96,24 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
-def test_codes_and_random_bits_are_those_of_the_kernels_of_the_cpu(tmp_path: Any) -> None:
+OF_LINES: list[tuple[str, dict[str, Any], torch.dtype]] = [
+    (name, {"state_dtype": dtype, "orth_dtype": "float32"}, torch.float32)
+    for name in ("NorMuon", "Dion2", "NorDion2")
+    for dtype in (torch.bfloat16, torch.float16)
+]
+"""Classes whose passes are over rows and columns of a state."""
+
+
+@pytest.mark.parametrize("cases", [CASES, OF_LINES], ids=["elements", "lines"])
+def test_codes_and_random_bits_are_those_of_the_kernels_of_the_cpu(
+    tmp_path: Any, cases: list[tuple[str, dict[str, Any], torch.dtype]]
+) -> None:
     for emulated in (False, True):
         done = subprocess.run(
             [
                 sys.executable,
                 "-c",
-                CODE.format(emulated=emulated, cases=CASES),
+                CODE.format(emulated=emulated, cases=cases),
                 str(tmp_path / str(emulated)),
             ],
             env={**ENVIRONMENT, "PYTHONWARNINGS": "ignore"},
@@ -108,10 +123,12 @@ def test_codes_and_random_bits_are_those_of_the_kernels_of_the_cpu(tmp_path: Any
         )
         assert done.returncode == 0, done.stderr[-3000:]
     expected, found = (torch.load(tmp_path / str(emulated)) for emulated in (False, True))
-    assert len(expected) == len(CASES)
+    assert len(expected) == len(cases)
     for name, tensors in expected.items():
+        kinds = {own.dtype for own in tensors}
+        assert ("state_bits" in name) == (torch.uint8 in kinds), name
         for own, other in zip(tensors, found[name], strict=True):
-            if own.dtype == torch.uint8 or own.dtype == torch.bfloat16:
+            if own.dtype in (torch.uint8, torch.bfloat16, torch.float16):
                 assert torch.equal(own, other), name
             else:
                 torch.testing.assert_close(own, other, rtol=4 * 2.0**-22, atol=1e-6)

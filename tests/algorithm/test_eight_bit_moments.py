@@ -1,0 +1,198 @@
+"""Second moments in 8 bits: small numbers beside large ones, and rounding that is right on average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from support import codes
+from support.inputs import gaussian
+
+WIDTH = 256
+SHORT: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.99)}
+CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "AdamW": (oxidion.AdamW, SHORT),
+    "Lamb": (oxidion.Lamb, SHORT),
+    "AdEMAMix": (oxidion.AdEMAMix, {**SHORT, "betas": (0.9, 0.99, 0.999)}),
+    "Muon adamw": (oxidion.Muon, SHORT),
+    "GaLoreAdamW": (oxidion.GaLoreAdamW, {**SHORT, "rank": 2}),
+    "APOLLOAdamW": (oxidion.APOLLOAdamW, {**SHORT, "rank": 2}),
+    "SOAP": (oxidion.SOAP, {**SHORT, "sides": "short"}),
+    "SOAPMuon": (oxidion.SOAPMuon, {"lr": 1e-3, "beta2": 0.99, "sides": "short"}),
+}
+"""All that have a second moment of each element, whose average is of some 100 steps."""
+SIZES = torch.logspace(0, -6, 13)
+
+
+def steps(name: str, grads: list[Tensor], bits: int, **group: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Steps of a parameter that is 0 before each, and the states that they leave."""
+    cls, keys = CLASSES[name]
+    param = nn.Parameter(torch.zeros_like(grads[0]))
+    if name == "Muon adamw":
+        group |= {"algorithm": "adamw"}
+    own = {"params": [param], "min_quant_numel": 0, **group}
+    optimizer: Any = cls([own], state_bits=bits, weight_decay=0.0, **keys)
+    taken = []
+    for grad in grads:
+        param.data.zero_()
+        param.grad = grad.clone()
+        optimizer.step()
+        taken.append(param.detach().clone())
+    return torch.stack(taken), optimizer.state[param]
+
+
+def second_moment(state: dict[str, Tensor]) -> Tensor:
+    """The codes of the second moment."""
+    (found,) = (value for key, value in state.items() if key in ("exp_avg_sq", "variance"))
+    assert found.dtype == torch.uint8
+    return found
+
+
+def size(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_steps_of_small_elements_beside_large_ones_are_those_of_float32(name: str) -> None:
+    sizes = SIZES[torch.arange(WIDTH) % len(SIZES)]
+    grads = [gaussian((4, WIDTH), 1, step).float() * sizes for step in range(300)]
+    found, state = steps(name, grads, 8)
+    expected, _ = steps(name, grads, 32)
+    assert bool((second_moment(state) > 0).all()), "a positive number became 0"
+    for index, own in enumerate(SIZES):
+        columns = torch.arange(WIDTH) % len(SIZES) == index
+        ratio = size(found[200:, :, columns]) / size(expected[200:, :, columns])
+        # Of squares the book ends at 2e-11, 5e-6 squared: below it they are too large, and steps too small.
+        assert ratio <= 1.15, (float(own), ratio)
+        assert ratio >= 0.85 or own < 1e-5, (float(own), ratio)
+
+
+@pytest.mark.parametrize("beta2", [0.99, 0.999])
+@pytest.mark.parametrize("outlier", [300.0, 3e4])
+def test_one_large_gradient_leaves_the_steps_of_its_neighbours(outlier: float, beta2: float) -> None:
+    grads = [gaussian((8, WIDTH), 2, step).float() for step in range(500)]
+    grads[100][:, 0] = outlier
+    taken = []
+    for bits in (8, 32):
+        param = nn.Parameter(torch.zeros_like(grads[0]))
+        group = {"params": [param], "min_quant_numel": 0}
+        optimizer = oxidion.AdamW([group], lr=1e-3, betas=(0.9, beta2), weight_decay=0.0, state_bits=bits)
+        taken.append([])
+        for grad in grads:
+            param.data.zero_()
+            param.grad = grad.clone()
+            optimizer.step()
+            taken[-1].append(param.detach()[:, 1:].clone())
+    found, expected = map(torch.stack, taken)
+    for start in (80, 101, 200, 300, 480):
+        ratio = size(found[start : start + 20]) / size(expected[start : start + 20])
+        # The noise of codes makes the mean of 1 / sqrt(v) larger: by 4 % where a power of two has 4 of them.
+        assert abs(ratio - 1) <= 0.06, (start, ratio)
+
+
+@pytest.mark.parametrize("variant", ["soap", "kl"])
+@pytest.mark.parametrize("least", [1e-3, 1e-6])
+def test_steps_of_soap_in_a_basis_of_falling_sizes_are_those_of_float32(least: float, variant: str) -> None:
+    rows, cols = 16, 64
+    left, right = (torch.linalg.qr(gaussian((n, n), n)).Q.float() for n in (rows, cols))
+    along, across = (
+        torch.logspace(0, 0.5 * torch.log10(torch.tensor(least)).item(), n) for n in (rows, cols)
+    )
+    grads = [
+        left @ (along[:, None] * gaussian((rows, cols), 3, step).float() * across) @ right
+        for step in range(250)
+    ]
+    taken = []
+    for bits in (8, 32):
+        param = nn.Parameter(torch.zeros(rows, cols))
+        group = {"params": [param], "min_quant_numel": 0, "block_size": 64}
+        more: dict[str, Any] = {"betas": (0.95, 0.9)} if variant == "kl" else {}
+        optimizer = oxidion.SOAP([group], lr=1e-3, weight_decay=0.0, state_bits=bits, variant=variant, **more)
+        taken.append([])
+        for grad in grads:
+            param.data.zero_()
+            param.grad = grad.clone()
+            optimizer.step()
+            taken[-1].append(param.detach().clone())
+        assert (optimizer.state[param]["exp_avg_sq"].dtype == torch.uint8) == (bits == 8)
+    found, expected = (torch.stack(own)[150:] for own in taken)
+    assert size(found) <= 1.05 * size(expected)
+    assert size(found - expected) <= 0.15 * size(expected)
+
+
+def stored_again_and_again(q: Tensor, rounds: int) -> Tensor:
+    """What second moments of these sizes are read as in steps that store them anew; the largest are 1."""
+    param = nn.Parameter(torch.zeros_like(q))
+    group = {"params": [param], "min_quant_numel": 0, "block_size": WIDTH}
+    optimizer = oxidion.AdamW([group], betas=(0.9, 0.0), state_bits=8)
+    found = []
+    for _ in range(rounds):
+        param.grad = q.sqrt()
+        optimizer.step()
+        state = optimizer.state[param]
+        assert bool((state["exp_avg_sq_absmax"] == 1.0).all())
+        found.append(codes.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False))
+    return torch.stack(found)
+
+
+def test_mean_of_what_is_stored_is_the_number() -> None:
+    """By size, over elements and steps: the distance of entries is 1/32, 1/8 and 1/4 of a power of two."""
+    sizes = torch.tensor([0.99, 0.71, 0.26, 0.24, 0.03, 1.1e-3, 1.7e-5, 1.3e-5, 1e-7, 7.7e-9, 3.1e-11])
+    rows, rounds = 64, 32
+    q = sizes[:, None, None].expand(-1, rows, WIDTH).reshape(-1, WIDTH).clone()
+    q[:, 0] = 1.0
+    exact = q.sqrt().square()[::rows, 1].double()  # as the step squares it
+    found = stored_again_and_again(q, rounds)[:, :, 1:].reshape(rounds, len(sizes), rows, WIDTH - 1)
+    entries = codes.book(False)
+    low = entries[(exact[:, None] >= entries).sum(1) - 1]
+    high = entries[(exact[:, None] >= entries).sum(1)]
+    assert bool(((found == low[None, :, None, None]) | (found == high[None, :, None, None])).all())
+    share = (exact - low) / (high - low)
+    deviation = (high - low) * (share * (1 - share) / (rounds * rows * (WIDTH - 1))).sqrt()
+    mean = found.mean((0, 2, 3))
+    assert bool(((mean - exact).abs() <= 5 * deviation + 2.0**-16 * (high - low)).all())
+    # Of one element over the steps too: each has random numbers of its own in each step.
+    ups = (found == high[None, :, None, None]).double().mean(0)
+    spread = (share * (1 - share) / rounds).sqrt()
+    assert bool(((ups.std((1, 2)) / spread - 1).abs() <= 0.05).all())
+
+
+def test_random_numbers_of_elements_and_of_steps_are_not_related() -> None:
+    q = torch.full((256, WIDTH), 0.3)
+    q[:, 0] = 1.0
+    found = stored_again_and_again(q, 6)[:, :, 1:]
+    ups = (found > 0.3).double()
+    ups -= ups.mean()
+    variance = float(ups.square().mean())
+    assert variance >= 0.2
+    shifts = {
+        "steps": ups[1:] * ups[:-1],
+        "neighbours": ups[:, :, 1:] * ups[:, :, :-1],
+        "pairs": ups[:, :, 2:] * ups[:, :, :-2],
+        "rows": ups[:, 1:] * ups[:, :-1],
+    }
+    for name, products in shifts.items():
+        # Means of products of numbers that are not related have this deviation.
+        assert abs(float(products.mean())) <= 5 * variance / products.numel() ** 0.5, name
+
+
+def test_second_moments_that_stay_do_not_drift() -> None:
+    """A constant gradient: the average of its squares stays what it is, over many steps that round it."""
+    grad = torch.logspace(0, -4, WIDTH).repeat(16, 1)
+    param = nn.Parameter(torch.zeros_like(grad))
+    group = {"params": [param], "min_quant_numel": 0}
+    optimizer = oxidion.AdamW([group], betas=(0.9, 0.99), state_bits=8, lr=0.0)
+    total = torch.zeros_like(grad, dtype=torch.float64)
+    for step in range(900):
+        param.grad = grad.clone()
+        optimizer.step()
+        if step >= 500:
+            state = optimizer.state[param]
+            total += codes.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False)
+    ratio = (total / 400 / grad.double().square()).mean(0)
+    # Rounded to the nearest it would stand still up to half of the distance of entries away: 6 % and more.
+    assert bool(((ratio.view(-1, 16).mean(1) - 1).abs() <= 0.03).all()), ratio.view(-1, 16).mean(1)
