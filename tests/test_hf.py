@@ -181,3 +181,10 @@ def test_share_of_a_schedule_free_average_is_asked_for_by_the_word_of_the_traine
     args = types.SimpleNamespace(**given, adam_beta1=0.0, adam_beta2=0.9)
     with pytest.raises(ValueError, match=r"schedule_free_adamw needs adam_beta1 above 0, got 0\.0"):
         hf.from_name("schedule_free_adamw", args)
+
+
+@pytest.mark.parametrize("spelled", ["true", "True", "TRUE"])
+def test_flags_of_optim_args_are_flags_in_any_case(spelled: str) -> None:
+    cls, kwargs = hf.from_name("muon", arguments(optim_args=f"master_weights={spelled},cautious_wd=false"))
+    groups = cls()(Tiny().bfloat16(), summary=False, **kwargs).param_groups
+    assert {(group["master_weights"], group["cautious_wd"]) for group in groups} == {(True, False)}

@@ -7,11 +7,15 @@ import io
 import logging
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import oxidion
 from oxidion._core import masters
@@ -110,6 +114,49 @@ def test_optimizer_without_masters_drops_remainders_and_says_so(caplog: pytest.L
         assert plain.param_groups[0]["master_weights"] is False
         assert all(KEY not in plain.state[param] for param in others)
         assert not any(KEY in own for own in plain.state_dict()["state"].values())
+
+
+@pytest.mark.parametrize("has_masters", [False, True])
+def test_checkpoints_of_random_rounding_and_of_masters_load_into_each_other(has_masters: bool) -> None:
+    """A group says how weights are stored; the two ways do not go together."""
+    kinds: dict[bool, dict[str, Any]] = {
+        True: {"master_weights": True},
+        False: {"master_weights": False, "stochastic_rounding": True},
+    }
+    params = start()
+    optimizer = made(params, **kinds[has_masters])
+    steps(optimizer, params, range(2))
+    others = copied(params)
+    resumed = made(others, **kinds[not has_masters])
+    resumed.load_state_dict(optimizer.state_dict())
+    group = resumed.param_groups[0]
+    assert (group["master_weights"], group["stochastic_rounding"]) == (not has_masters, has_masters)
+    steps(resumed, others, range(2, 4))
+    assert all((KEY in resumed.state[param]) != has_masters for param in others)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoint_without_remainders_begins_with_the_parameters(tmp_path: Path) -> None:
+    """Its planner refuses keys that a checkpoint lacks, unless it is told to leave them as they are."""
+    layer = nn.Linear(16, 8).bfloat16()
+    params = list(layer.parameters())
+    plain = oxidion.AdamW(params, lr=1e-3)
+    steps(plain, params, range(3))
+    dcp.save({"optimizer": get_optimizer_state_dict(layer, plain)}, checkpoint_id=tmp_path, no_dist=True)
+    plain.zero_grad()  # else torch makes no states to load into
+    resumed = oxidion.AdamW(params, lr=1e-3, master_weights=True)
+    held = {"optimizer": get_optimizer_state_dict(layer, resumed)}
+    with pytest.raises(dcp.api.CheckpointException, match="master_remainder"):
+        dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(held, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    set_optimizer_state_dict(layer, resumed, held["optimizer"])
+    for param in params:
+        assert torch.equal(resumed.state[param]["exp_avg"], plain.state[param]["exp_avg"])
+        assert not resumed.state[param][KEY].any()
+    assert resumed.param_groups[0]["step"] == 3
+    steps(resumed, params, range(3, 5))
+    assert any(bool(resumed.state[param][KEY].any()) for param in params)
 
 
 def test_state_dicts_have_bytes_that_collectives_send() -> None:
@@ -268,6 +315,27 @@ def test_metrics_tell_the_share_of_updates_that_rounding_takes_away() -> None:
     assert "lost_updates" not in floats.metrics().columns
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lr", [1e-5, 1e-12])
+def test_updates_below_the_roundoff_of_float32_are_lost_too(dtype: torch.dtype, lr: float) -> None:
+    param = nn.Parameter(torch.ones(8, 8, dtype=dtype))
+    optimizer = oxidion.AdamW([param], lr=lr, weight_decay=0.0)
+    param.grad = torch.ones_like(param)
+    assert optimizer.metrics().to_dict()["lost_updates"] == [1.0]
+
+
+def test_tables_say_nothing_of_remainders_that_their_copies_drop(caplog: pytest.LogCaptureFixture) -> None:
+    params = start()
+    optimizer = made(params)
+    steps(optimizer, params, range(2))
+    with caplog.at_level(logging.INFO, logger="oxidion"):
+        optimizer.metrics()
+        optimizer.verify()
+        optimizer.explain()
+    assert caplog.records == []
+    assert all(KEY in optimizer.state[param] for param in params)
+
+
 def test_update_rms_is_that_of_the_float32_weight() -> None:
     param = nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
     optimizer = oxidion.Lion([param], lr=1e-3, weight_decay=0.0, master_weights=True)
@@ -302,6 +370,13 @@ def test_first_step_that_rounds_to_the_nearest_names_the_ways_out(caplog: pytest
             steps(optimizer, params, range(3))
         return [r.getMessage() for r in caplog.records if "nearest" in r.getMessage()]
 
+    params = start()
+    optimizer = oxidion.AdamW(params)
+    with caplog.at_level(logging.INFO, logger="oxidion"):
+        params[0].grad = torch.ones_like(params[0])
+        optimizer.step()
+    told = [r.getMessage() for r in caplog.records]
+    assert [line.split(" are ")[0] for line in told] == ["1 bfloat16 parameters"], "of those with a gradient"
     lines = said()
     assert len(lines) == 1
     assert lines[0].startswith("2 bfloat16 parameters are rounded to the nearest")

@@ -188,9 +188,9 @@ class LayerwiseFactory:
 
 
 def _value(text: str) -> Any:
-    """A number, a flag or None that a text spells; else the text."""
+    """A number, a flag or None that a text spells, flags in any case; else the text."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
     except (ValueError, SyntaxError):
         return text
 

@@ -14,11 +14,11 @@ use crate::kernels;
 use crate::kernels::{Chosen, Neurons};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Code, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
+pub(super) const OPTIONS: [&str; 1] = ["norm_scope"];
 
 /// Stage numbers behind those of all orthonormalized updates.
 pub(super) const SQUARES: Stage = 10;
@@ -35,7 +35,6 @@ pub(super) fn behind(neuron: Option<&Neuron>) -> usize {
 pub(super) struct Neuron {
     /// True if norms are those of the shards that one process stores.
     shard: bool,
-    dtype: Option<DType>,
     /// The first of the two buffers.
     squares: BufferId,
 }
@@ -46,20 +45,19 @@ impl Neuron {
 
     pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
         let shard = options.either("norm_scope", "global", "shard")?;
-        let dtype = options.dtype("variance_dtype")?.or(options.dtype("state_dtype")?);
-        Ok(Self { shard, dtype, squares })
+        Ok(Self { shard, squares })
     }
 
     /// State V: one number for each row over the last dimension; each column block has its own.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
-        let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype.arithmetic()));
+        let mut spec = StateSpec::like("variance_neuron", p, p.dtype.arithmetic());
         if let (Some(last), Some(sharding)) = (spec.shape.last_mut(), spec.sharding.last_mut()) {
             (*last, *sharding) =
                 (if split { view.per_matrix(p, blocks.len()) } else { 1 }, DimSharding::Replicated);
         }
         let share = Share::Side { side: Side::Rows, leading: view.leading(p), column: split };
-        StateSpec { init: Init::Zeros, share, moment: Some(Code::Unsigned), ..spec }
+        StateSpec { init: Init::Zeros, share, ..spec }
     }
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `sharding` are

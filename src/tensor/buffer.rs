@@ -415,6 +415,16 @@ impl<'a> FlatView<'a> {
         self.encoding.map(|encoding| (encoding, self.first))
     }
 
+    /// The same elements to who reads them alone: numbers that are rounded at random when they are written are numbers of
+    /// their type.
+    #[must_use]
+    pub fn to_read(self) -> Self {
+        match self.encoding {
+            Some(Encoding::Rounding(_)) => Self { encoding: None, first: 0, ..self },
+            _ => self,
+        }
+    }
+
     /// The elements, which are in memory of the host and of this type.
     ///
     /// # Errors

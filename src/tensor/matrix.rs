@@ -214,6 +214,12 @@ impl<'a> MatrixView<'a> {
     /// No elements.
     pub const EMPTY: Self = Self { flat: FlatView::EMPTY, rows: 0, cols: 0, stride: 0 };
 
+    /// As [`FlatView::to_read`].
+    #[must_use]
+    pub fn to_read(self) -> Self {
+        Self { flat: self.flat.to_read(), ..self }
+    }
+
     /// All elements in a row, where they lie together.
     #[must_use]
     pub fn flat(&self) -> Option<FlatView<'a>> {

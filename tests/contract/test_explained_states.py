@@ -22,6 +22,14 @@ import oxidion
             torch.float32,
             "exp_avg bfloat16 at random, exp_avg_sq bfloat16 at random",
         ),
+        (oxidion.Muon, {}, torch.bfloat16, "momentum float32"),
+        (oxidion.Dion, {}, torch.bfloat16, "momentum float32, Q bfloat16"),
+        (
+            oxidion.NorMuon,
+            {"state_dtype": torch.bfloat16},
+            torch.bfloat16,
+            "momentum bfloat16 at random, variance_neuron float32",
+        ),
         (
             oxidion.AdamW,
             {"state_bits": 8, "amsgrad": True},

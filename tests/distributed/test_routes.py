@@ -134,10 +134,11 @@ MESHES = [
 ]
 
 
-def least_bytes(model: str, mesh: dict[str, int], fraction: float) -> float:
+def least_bytes(model: str, mesh: dict[str, int], fraction: float, moment: int) -> float:
     """Bytes that a rank sends at least, on average, counted from shapes alone.
 
-    bfloat16 momentum and update, float32 factors, rings; matrices that divide evenly over many owners.
+    Momentum of so many bytes an element, to owners and back, bfloat16 update, float32 factors, rings; matrices that
+    divide evenly over many owners.
     """
     layers, dim, kv, hidden = MODELS[model]
     # Count, rows, columns, and whether tensor parallelism shards rows.
@@ -156,7 +157,7 @@ def least_bytes(model: str, mesh: dict[str, int], fraction: float) -> float:
                 local[side[a]] /= n
             rank, share, long = max(1, round(fraction * min(rows, cols))), 1.0, int(cols > rows)
             for a in subset:
-                total += count * 3 * share * local[0] * local[1] * 2 * (axes[a] - 1) / axes[a]
+                total += count * (2 * moment + 2) * share * local[0] * local[1] * (axes[a] - 1) / axes[a]
                 share, local[side[a]] = share / axes[a], local[side[a]] * axes[a]
             for a, n in axes.items():
                 p, q = local[long] * rank * 4, local[1 - long] * rank * 4
@@ -171,11 +172,15 @@ def least_bytes(model: str, mesh: dict[str, int], fraction: float) -> float:
     return min(totals)
 
 
+@pytest.mark.parametrize(("state_dtype", "moment"), [(None, 4), ("bfloat16", 2)])
 @pytest.mark.parametrize("fraction", [0.25, 0.0625])
 @pytest.mark.parametrize(("model", "mesh"), MESHES)
-def test_bytes_are_within_a_tenth_of_the_least(model: str, mesh: str, fraction: float) -> None:
-    result, _ = simulate(model, parse_mesh(mesh), Settings(rank_fraction=fraction))
-    assert 0 < result.routes["chosen"] <= 1.10 * least_bytes(model, parse_mesh(mesh), fraction)
+def test_bytes_are_within_a_tenth_of_the_least(
+    model: str, mesh: str, fraction: float, state_dtype: str | None, moment: int
+) -> None:
+    settings = Settings(rank_fraction=fraction, state_dtype=state_dtype)
+    result, _ = simulate(model, parse_mesh(mesh), settings)
+    assert 0 < result.routes["chosen"] <= 1.10 * least_bytes(model, parse_mesh(mesh), fraction, moment)
     assert result.routes["chosen"] <= min(result.routes.values())
 
 

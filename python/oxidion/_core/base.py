@@ -736,7 +736,7 @@ class OxOptimizer(Stepper, Optimizer):
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS; with bfloat16 parameters ``lost_updates``, the share of their
+        Columns: update and parameter RMS; with parameters of 16 bits ``lost_updates``, the share of their
         elements whose update is not zero and leaves the stored weight as it was; orthogonality error where
         the algorithm has it, and the error that is ``expected`` for the dtype and the rank of the momentum;
         captured energy and error-feedback norm where all of the matrix is stored on this rank. ``.stages``

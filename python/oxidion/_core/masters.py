@@ -19,6 +19,8 @@ SETTING = "master_weights"
 """The group key."""
 KEY = "master_remainder"
 """The state with the low halves."""
+NARROW = (torch.bfloat16, torch.float16)
+"""Dtypes of parameters that lose small updates."""
 
 
 def check(group: Mapping[str, Any], where: str) -> None:
@@ -207,7 +209,7 @@ def rounding(group: Mapping[str, Any], dtype: torch.dtype) -> str:
         return "master"
     if dtype == torch.bfloat16 and group.get("stochastic_rounding"):
         return "stochastic"
-    return "nearest" if dtype in (torch.bfloat16, torch.float16) else "exact"
+    return "nearest" if dtype in NARROW else "exact"
 
 
 def tell_of_rounding(groups: list[dict[str, Any]]) -> None:

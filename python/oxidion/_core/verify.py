@@ -33,7 +33,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
 
     Args:
         optimizer: that is copied.
-        wide: whether bfloat16 parameters are float64 there, where no update is lost.
+        wide: whether parameters of 16 bits are float64 there, where no update is lost.
     """
     owned, optimizer._owned = optimizer._owned, OwnerSharded()  # what is in blocks is copied below
     try:
@@ -43,7 +43,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
     twin._meshes, twin._has_told = optimizer._meshes, True
     twins = {}
     for param in parameters(optimizer.param_groups):
-        is_wide = wide and param.dtype == torch.bfloat16
+        is_wide = wide and param.dtype in masters.NARROW
         held = masters.whole_weight(param, optimizer.state.get(param, {})).double() if is_wide else param
         clone = _copy(held).requires_grad_(param.requires_grad)
         if hasattr(param, "grad_dtype"):
@@ -125,20 +125,20 @@ def _weight(optimizer: Stepper, param: Tensor) -> Tensor:
 
 
 def _lost_updates(optimizer: Stepper, updates: list[Tensor]) -> list[float | None]:
-    """By bfloat16 parameter with a gradient the share of its elements whose update rounding has taken away.
+    """By parameter of 16 bits with a gradient the share of its elements whose update rounding has taken away.
 
     Args:
         optimizer: before the step.
         updates: of all parameters in the step.
 
     Returns:
-        Shares, None for other parameters; nothing where there are no bfloat16 ones.
+        Shares, None for other parameters; nothing where there are none of 16 bits.
     """
     params = parameters(optimizer.param_groups)
-    if not any(param.dtype == torch.bfloat16 for param in params):
+    if not any(param.dtype in masters.NARROW for param in params):
         return []
     held = [bool(group.get(masters.SETTING)) for group in optimizer.param_groups for _ in group["params"]]
-    narrow = [param.dtype == torch.bfloat16 and param.grad is not None for param in params]
+    narrow = [param.dtype in masters.NARROW and param.grad is not None for param in params]
     if all(own for own, is_narrow in zip(held, narrow, strict=True) if is_narrow):
         return [0.0 if is_narrow else None for is_narrow in narrow]
     twin = _twin(optimizer, wide=True)

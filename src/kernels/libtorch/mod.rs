@@ -89,8 +89,11 @@ fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
     Ok(x.tensor()?.f_to_kind(kind)?)
 }
 
-/// Writes a matrix.
+/// Writes a matrix. One that is encoded is encoded after (`ops::decode`).
 fn store_matrix(x: &MatrixView<'_>, numbers: &Tensor) -> Result<()> {
+    if x.is_encoded() {
+        return Err(Error::Internal("a matrix that would not be encoded".into()));
+    }
     Ok(x.tensor()?.shallow_clone().f_copy_(numbers)?)
 }
 

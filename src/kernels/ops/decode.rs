@@ -38,9 +38,9 @@ impl<'a> Decoded<'a> {
         Ok(numbers)
     }
 
-    /// View of the numbers of an operand that the pass reads: in memory of their own where it has an encoding.
+    /// View of the numbers of an operand that the pass reads: in memory of their own where they are not stored as such.
     pub(super) fn read(&mut self, x: MatrixView<'a>, wide: bool) -> Result<MatrixView<'a>> {
-        let [rows, cols] = x.shape();
+        let ([rows, cols], x) = (x.shape(), x.to_read());
         if !x.is_encoded() {
             return Ok(x);
         }
@@ -111,7 +111,7 @@ pub(super) fn decoded<'a, T>(
     Ok(())
 }
 
-/// The elements of an operand that is more than numbers of its type; of another one none.
+/// The elements of an operand that is more than numbers of its type when it is written; of another one none.
 pub(super) fn encoded_elements(x: &MatrixView<'_>) -> usize {
     let [rows, cols] = x.shape();
     if x.is_encoded() { rows * cols } else { 0 }

@@ -85,6 +85,10 @@ pub(in crate::kernels) enum Move {
     Return,
 }
 
+fn is_wide(one: &Sliced<'_>) -> bool {
+    [one.x.dtype(), one.u.dtype()].contains(&DType::F64)
+}
+
 fn device(all: &[Sliced<'_>]) -> Device {
     all.first().map_or(Device::Cpu, |one| one.chosen.numbers.device())
 }
@@ -100,8 +104,16 @@ pub fn absolute_sums(side: Side, all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) 
         }
         return Ok(());
     }
-    let all: Vec<_> = all.iter().map(|(x, sums)| (*x, sums.view())).collect();
-    on_device!(SOURCES; device::line_sums(side, true, &all), else libtorch::slices::line_sums(side, true, &all))
+    let mut all: Vec<_> = all.iter().map(|(x, sums)| (*x, sums.view())).collect();
+    decoded(
+        &mut all,
+        |(x, _)| encoded_elements(x),
+        |decoded, (x, _)| {
+            *x = decoded.read(*x, x.dtype() == DType::F64)?;
+            Ok(())
+        },
+        |_, part| on_device!(SOURCES; device::line_sums(side, true, part), else libtorch::slices::line_sums(side, true, part)),
+    )
 }
 
 /// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
@@ -147,7 +159,7 @@ pub fn choose(count: usize, all: &mut [(FlatView<'_>, FlatViewMut<'_>)]) -> Resu
 /// As `absolute_sums`.
 pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return on_device!(SOURCES; device::move_slices(side, Move::Take(keep), all), else libtorch::slices::move_slices(side, Move::Take(keep), all));
+        return move_decoded(side, Move::Take(keep), all);
     }
     all.iter_mut().try_for_each(|one| {
         one.u.reborrow().into_runs().try_for_each(|mut run| run.clear())?;
@@ -157,13 +169,27 @@ pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
     })
 }
 
+/// Moves slices on a device, of numbers where a matrix is encoded.
+fn move_decoded(side: Side, how: Move, all: &mut [Sliced<'_>]) -> Result<()> {
+    decoded(
+        all,
+        |one| encoded_elements(&one.x.view()) + encoded_elements(&one.u.view()),
+        |decoded, one| {
+            let wide = is_wide(one);
+            decoded.written(wide, &mut one.x)?;
+            decoded.written(wide, &mut one.u)
+        },
+        |_, part| on_device!(SOURCES; device::move_slices(side, how, part), else libtorch::slices::move_slices(side, how, part)),
+    )
+}
+
 /// Copies the slices of `u` to the positions in `x` that [`take`] took them from.
 ///
 /// # Errors
 /// As `absolute_sums`.
 pub fn put_back(side: Side, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return on_device!(SOURCES; device::move_slices(side, Move::Return, all), else libtorch::slices::move_slices(side, Move::Return, all));
+        return move_decoded(side, Move::Return, all);
     }
     for one in all {
         let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
@@ -178,11 +204,10 @@ pub fn put_back(side: Side, all: &mut [Sliced<'_>]) -> Result<()> {
 /// As `absolute_sums`.
 pub fn apply_slices(side: Side, apply: &Apply, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        let wide = |one: &Sliced<'_>| [one.x.dtype(), one.u.dtype()].contains(&DType::F64);
         return decoded(
             all,
             |one| encoded_elements(&one.x.view()),
-            |decoded, one| decoded.written(wide(one), &mut one.x),
+            |decoded, one| decoded.written(is_wide(one), &mut one.x),
             |_, part| on_device!(SOURCES; device::apply_slices(side, apply, part), else libtorch::slices::apply_slices(side, apply, part)),
         );
     }
