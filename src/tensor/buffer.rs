@@ -287,7 +287,7 @@ impl FlatPtr {
 pub struct FlatView<'a> {
     ptr: FlatPtr,
     /// Encoding of the elements, if they are more than numbers of their type.
-    encoding: Option<&'a Encoding>,
+    pub(super) encoding: Option<&'a Encoding>,
     /// Offset of the first element in the tensor that the encoding is about.
     first: usize,
     of: PhantomData<&'a [u8]>,
@@ -413,16 +413,6 @@ impl<'a> FlatView<'a> {
     #[inline]
     pub fn encoding(&self) -> Option<(&'a Encoding, usize)> {
         self.encoding.map(|encoding| (encoding, self.first))
-    }
-
-    /// The same elements to who reads them alone: numbers that are rounded at random when they are written are numbers of
-    /// their type.
-    #[must_use]
-    pub fn to_read(self) -> Self {
-        match self.encoding {
-            Some(Encoding::Rounding(_)) => Self { encoding: None, first: 0, ..self },
-            _ => self,
-        }
     }
 
     /// The elements, which are in memory of the host and of this type.

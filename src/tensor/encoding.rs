@@ -97,6 +97,13 @@ pub struct RoundedFrom<'a> {
 }
 
 impl<'a> FlatView<'a> {
+    /// The same elements for a reader: numbers that are rounded at random when they are written are numbers of their type.
+    #[must_use]
+    pub fn to_read(mut self) -> Self {
+        self.encoding = self.encoding.filter(|encoding| !matches!(encoding, Encoding::Rounding(_)));
+        self
+    }
+
     /// Elements of the host that are codes of blocks.
     #[must_use]
     #[inline]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
+from oxidion._core import masters
 from oxidion._core.base import OxOptimizer
 from oxidion._cuda import device as core
 from oxidion._oxidion import exchange_on_device, symmetric_product_on_device
@@ -63,6 +64,7 @@ EXCHANGE = Setting("", {}, bar=0.0)
 """Stands for what ranks send each other, which is exact."""
 
 _EIGHT, _ROUNDED = {"state_bits": 8}, {"stochastic_rounding": True}
+_MASTERS, _MOMENTS = {"master_weights": True}, {"state_dtype": torch.bfloat16}
 _FLOAT32 = {"orth_dtype": "float32"}
 _SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
 _HELD = {**_FLOAT32, **_SPHERE}
@@ -75,6 +77,10 @@ def _coded(cls: str, keys: dict[str, Any], bar: float = 1e-3, *, waits: bool = F
 def _rounded(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
     # A number that lies between two others may be rounded to either.
     return Setting(cls, {**keys, **_ROUNDED}, torch.bfloat16, SMALL, bar=2 * ROUNDED, **more)
+
+
+def _exact(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
+    return Setting(cls, {**keys, **_MASTERS}, torch.bfloat16, SMALL, bar=1e-3, **more)
 
 
 def _narrow(cls: str, group: dict[str, Any]) -> Setting:
@@ -112,6 +118,13 @@ KERNELS: dict[str, Setting] = {
     "coded.cu rounded averages": _rounded("AdamW", {}, group={"average": "ema", "average_decay": 0.5}),
     "coded.cu averages in bfloat16": _narrow("AdamW", {"average": "ema", "average_decay": 0.5}),
     "coded.cu Schedule-Free in bfloat16": _narrow("AdamW", {"average": "schedule_free"}),
+    "coded.cu masters AdamW": _exact("AdamW", {}),
+    "coded.cu masters Dion2": _exact("Dion2", _FLOAT32),
+    "coded_sums.cu masters MuonH": _exact("Muon", _HELD),
+    "coded.cu moments in bfloat16 AdamW": Setting("AdamW", _MOMENTS, shapes=SMALL, bar=2 * ROUNDED),
+    "coded.cu select.cu moments in bfloat16 Dion2": Setting(
+        "Dion2", {**_FLOAT32, **_MOMENTS}, shapes=SMALL, bar=2 * ROUNDED
+    ),
     "coded_sums.cu Lamb": Setting("Lamb", _EIGHT, bar=1e-3),
     "coded_sums.cu Muon": _coded("Muon", _FLOAT32),
     "coded_sums.cu rounded MuonH": _rounded("Muon", _HELD),
@@ -187,6 +200,7 @@ KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "bfloat16": ({}, torch.bfloat16),
     "8-bit": (_EIGHT, torch.float32),
     "rounded": (_ROUNDED, torch.bfloat16),
+    "masters": (_MASTERS, torch.bfloat16),
 }
 CLASSES: dict[str, dict[str, Setting]] = {
     name: {
@@ -259,11 +273,16 @@ def give_gradients(params: list[nn.Parameter], step: int) -> None:
 def steps(setting: Setting, device: torch.device, count: int) -> list[Tensor]:
     """By how much parameters have moved after some steps, in float64 on the host."""
     params, optimizer = made(setting, device)
-    before = [param.detach().double().cpu() for param in params]
+    before = _weights(optimizer, params)
     for step in range(count):
         give_gradients(params, step)
         optimizer.step()
-    return [param.detach().double().cpu() - old for param, old in zip(params, before, strict=True)]
+    return [new - old for new, old in zip(_weights(optimizer, params), before, strict=True)]
+
+
+def _weights(optimizer: OxOptimizer, params: list[nn.Parameter]) -> list[Tensor]:
+    """Copies of the weights in float64 on the host."""
+    return [masters.weight(param, optimizer.state.get(param, {})).double().cpu() for param in params]
 
 
 def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
@@ -282,7 +301,7 @@ def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
     for param in params:
         param.data, room = guarded(param.data)
         rooms.append(room)
-    before = [param.detach().double().cpu() for param in params]
+    before = _weights(optimizer, params)
     for step in range(3):
         give_gradients(params, step)
         for param in params:
@@ -292,7 +311,7 @@ def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
         optimizer.step()
         if step == 0:
             rooms += guard_states(optimizer)
-    found = [param.detach().double().cpu() - old for param, old in zip(params, before, strict=True)]
+    found = [new - old for new, old in zip(_weights(optimizer, params), before, strict=True)]
     return found if are_whole(rooms) else [torch.full_like(own, float("nan")) for own in found]
 
 
