@@ -231,7 +231,7 @@ def trained(steps: int = 5, **keys: Any) -> tuple[list[nn.Parameter], Any]:
     return halves, optimizer
 
 
-@pytest.mark.parametrize("how", ["copy_", "data", "mul_"])
+@pytest.mark.parametrize("how", ["copy_", "data", "mul_", "qk_clip_"])
 def test_weights_that_others_write_are_the_start_of_the_next_step(how: str) -> None:
     """The remainder moves them by half a unit in the last place at most, and nothing walks back."""
     halves, optimizer = trained()
@@ -241,8 +241,13 @@ def test_weights_that_others_write_are_the_start_of_the_next_step(how: str) -> N
             halves[0].data = other.clone()
         elif how == "copy_":
             halves[0].copy_(other)
-        else:
+        elif how == "mul_":
             halves[0].mul_(0.5)
+        else:
+            keys, before = other.clone(), halves[0].detach().clone()
+            oxidion.qk_clip.qk_clip_(halves[0], keys, torch.tensor([50.0, 200.0, 400.0, 90.0]), num_heads=4)
+            assert not torch.equal(halves[0], before)
+        if how in ("mul_", "qk_clip_"):
             other = halves[0].detach().clone()
     found = weights_of(optimizer, halves)[0].double()
     unit = 2.0 ** (torch.frexp(other.double())[1] - 8).double()

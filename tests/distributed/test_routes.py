@@ -137,8 +137,8 @@ MESHES = [
 def least_bytes(model: str, mesh: dict[str, int], fraction: float, moment: int) -> float:
     """Bytes that a rank sends at least, on average, counted from shapes alone.
 
-    Momentum of so many bytes an element, to owners and back, bfloat16 update, float32 factors, rings; matrices that
-    divide evenly over many owners.
+    A momentum of so many bytes an element to owners and back, a bfloat16 update, float32 factors; rings;
+    matrices that divide evenly over many owners.
     """
     layers, dim, kv, hidden = MODELS[model]
     # Count, rows, columns, and whether tensor parallelism shards rows.
