@@ -133,6 +133,7 @@ lint: $(BUILT) $(SHIM_OF_TESTS) site ## Check formatting, lints, types, uses tha
 	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	$(CLIPPY)
 	cargo clippy --release --all-targets --no-default-features -- -D warnings
+	cd tests/rust/miri && CARGO_TARGET_DIR=$(CURDIR)/target/miri cargo check -q --locked --tests  # without Miri
 	$(subst --lib,--doc,$(CORE_TESTS))
 	ruff check
 	ruff format --check

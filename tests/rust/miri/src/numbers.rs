@@ -168,6 +168,7 @@ fn bits(dtype: DType, x: f64) -> u64 {
         DType::F32 => u64::from((x as f32).to_bits()),
         DType::F64 => x.to_bits(),
         DType::Q8 | DType::UQ8 => x as u64,
+        DType::I16 => u64::from((x as i16).cast_unsigned()),
     }
 }
 
@@ -178,6 +179,7 @@ fn number(dtype: DType, bits: u64) -> f64 {
         DType::F32 => f64::from(f32::from_bits(bits as u32)),
         DType::F64 => f64::from_bits(bits),
         DType::Q8 | DType::UQ8 => bits as f64,
+        DType::I16 => f64::from((bits as u16).cast_signed()),
     }
 }
 
@@ -203,7 +205,7 @@ pub fn write(view: FlatViewMut<'_>, number: impl Fn(usize) -> f64) {
         DType::BF16 => put(view.into_slice::<bf16>(), |i| bf16::from_f64(at(i))),
         DType::F32 => put(view.into_slice::<f32>(), |i| at(i) as f32),
         DType::F64 => put(view.into_slice::<f64>(), at),
-        DType::Q8 | DType::UQ8 => panic!("codes are written by a kernel"),
+        DType::Q8 | DType::UQ8 | DType::I16 => panic!("a kernel writes what is encoded"),
     }
 }
 
@@ -219,7 +221,7 @@ pub fn read(view: &FlatView<'_>) -> Vec<f64> {
         DType::BF16 => view.slice::<bf16>().iter().map(|x| x.to_f64()).collect(),
         DType::F32 => view.slice::<f32>().iter().map(|x| f64::from(*x)).collect(),
         DType::F64 => view.slice::<f64>().to_vec(),
-        DType::Q8 | DType::UQ8 => panic!("codes are read by a kernel"),
+        DType::Q8 | DType::UQ8 | DType::I16 => panic!("a kernel reads what is encoded"),
     }
 }
 
@@ -234,7 +236,7 @@ pub fn assert_near(memory: &Memory, expected: &[f64], what: &str) {
         DType::F32 => 2e-6,
         DType::BF16 => 4e-3,
         DType::F16 => 5e-4,
-        DType::Q8 | DType::UQ8 => panic!("codes are compared by another function"),
+        DType::Q8 | DType::UQ8 | DType::I16 => panic!("another function compares what is encoded"),
     };
     assert_within(&memory.numbers(), expected, rounding, &format!("{what} {:?}", memory.dtype));
 }

@@ -283,3 +283,22 @@ fn numbers_are_rounded_at_random_to_a_neighbour_whatever_they_are_split_into() {
     let moved = whole.bits().iter().zip(nearest.bits()).filter(|(a, b)| **a != *b).count();
     assert!((5..30).contains(&moved), "{moved}");
 }
+
+#[test]
+fn weights_in_two_halves_are_written_by_several_threads_and_read_again() {
+    let len = 45;
+    let numbers = Memory::random(DType::F32, len, 8);
+    let (mut high, mut low) = (Memory::new(DType::BF16, len), Memory::new(DType::I16, len));
+    let encoding = Encoding::Master(low.ptr());
+    with_threads(&[3], |_| {
+        let mut parts = parts(high.encoded(&encoding), &[1, 6, 30, 8]);
+        threads::chunks(&mut parts, 1, |part, to| {
+            let from = numbers.view().part([0, 1, 7, 37][part], to[0].len());
+            encode(from, to[0].reborrow());
+        });
+    });
+    let nearest = Memory::of(DType::BF16, &numbers.numbers());
+    assert_eq!(high.bits(), nearest.bits());
+    assert_eq!(decode(&high.encoded(&encoding).view()), numbers.numbers());
+    assert_ne!(high.numbers(), numbers.numbers());
+}

@@ -128,6 +128,15 @@ impl Tensor {
     pub fn f_cat<T>(_: &[T], _: i64) -> Result<Self> {
         Err(TchError::Torch(String::new()))
     }
+    pub fn stride(&self) -> Vec<i64> {
+        unreachable!("all are contiguous")
+    }
+    pub fn size2(&self) -> Result<(i64, i64)> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_fill_<T>(&mut self, _: T) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
     pub fn shallow_clone(&self) -> Self {
         unreachable!()
     }
@@ -137,6 +146,22 @@ impl TryFrom<Tensor> for f64 {
     type Error = TchError;
     fn try_from(_: Tensor) -> Result<f64> {
         Err(TchError::Torch(String::new()))
+    }
+}
+impl TryFrom<&Tensor> for f64 {
+    type Error = TchError;
+    fn try_from(_: &Tensor) -> Result<f64> {
+        Err(TchError::Torch(String::new()))
+    }
+}
+impl Kind {
+    pub fn elt_size_in_bytes(self) -> usize {
+        match self {
+            Self::Uint8 | Self::Bool => 1,
+            Self::Half | Self::BFloat16 | Self::Int16 => 2,
+            Self::Float | Self::Int => 4,
+            Self::Double | Self::Int64 => 8,
+        }
     }
 }
 
@@ -154,14 +179,14 @@ macro_rules! refused {
     (@one $name:ident 3) => { pub fn $name<A, B, C>(&self, _: A, _: B, _: C) -> Result<Self> { Err(TchError::Torch(String::new())) } };
 }
 refused! {
-    0: f_abs f_any f_empty_like f_exp f_isnan f_logical_not f_neg f_ones_like f_reciprocal f_sign
+    0: f_abs f_any f_contiguous f_empty_like f_exp f_isnan f_logical_not f_neg f_ones_like f_reciprocal f_sign
         f_sqrt f_square f_tr f_zeros_like;
     1: f_add_scalar f_bitwise_and f_bitwise_or f_bitwise_right_shift_tensor_scalar
-        f_bitwise_xor f_clamp_max f_constant_pad_nd f_eq
+        f_bitwise_xor f_clamp_max f_clamp_min f_constant_pad_nd f_eq
         f_ge f_gt f_lt
         f_mul_scalar f_ne f_pow_tensor_scalar f_remainder f_reshape f_squeeze_dim
         f_sub_scalar f_sum f_to_device f_unsqueeze f_view_dtype;
-    2: f_amax f_div_scalar_mode f_flatten f_index_select f_select;
+    2: f_amax f_div_scalar_mode f_flatten f_index_select f_masked_fill f_select;
     3: f_bucketize f_gather f_index_copy_ f_index_fill f_nan_to_num f_narrow f_sum_dim_intlist;
     tensor: f_add f_sub f_mul f_div f_fmax f_fmin f_lt_tensor
         f_le_tensor f_logical_and f_logical_or f_bitwise_xor_tensor f_expand_as f_reshape_as;
