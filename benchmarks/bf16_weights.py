@@ -1,7 +1,7 @@
 """Trains the GPT of `examples/train_gpt.py` with bfloat16 weights, kept in the ways that there are.
 
-With float32 weights, and with bfloat16 weights: rounded to the nearest, rounded at random, and with their
-float32 remainders beside them (``master_weights=True``). All runs of a seed begin with the same weights,
+With float32 weights, and with bfloat16 weights: rounded to nearest, rounded stochastically, and with their
+float32 remainders (``master_weights=True``), the last two also with smaller moments. All runs of a seed begin with the same weights,
 rounded to bfloat16, and see the same batches. The model computes in the dtype of its weights; the float32 run
 does so under ``torch.autocast`` in bfloat16.
 
@@ -41,6 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "nearest": {},
     "stochastic": {"stochastic_rounding": True},
     "masters": {"master_weights": True},
+    "masters, moments in bfloat16": {"master_weights": True, "state_dtype": torch.bfloat16},
+    "masters, moments in 8 bits": {"master_weights": True, "state_bits": 8},
+    "stochastic, moments in 8 bits": {"stochastic_rounding": True, "state_bits": 8},
 }
 
 
@@ -89,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for way in options.ways:
             runs.append(trained(way, seed, options, corpus))
             print(
-                "{way:10s} seed {seed} loss {held_out_loss:.4f} norms {norms_at_one:.2f}".format(**runs[-1])
+                "{way:29s} seed {seed} loss {held_out_loss:.4f} norms {norms_at_one:.2f}".format(**runs[-1])
             )
             sys.stdout.flush()
     losses = {way: [run["held_out_loss"] for run in runs if run["way"] == way] for way in options.ways}

@@ -76,9 +76,8 @@ fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<
     let first = parts.first().map_or(width, |part| part.cols.min(width));
     if parts.iter().any(|part| part.cols.min(width) != first) {
         return Err(Error::Value(format!(
-            "{name}: state '{}' of 8 bits lies with the owners of matrices, and these are side by side with several widths. \
-             Set state_bits=32 in its group",
-            state.role
+            "{name}: its 8-bit states lie with the owners of matrices, and these are side by side with several widths. \
+             Set state_bits=32 in its group"
         )));
     }
     let scales = width.div_ceil(coded.block);

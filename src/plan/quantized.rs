@@ -63,7 +63,7 @@ pub(super) fn local(
         };
         check_cuts(p, state, coded, layout)?;
         if state.share == Share::Like {
-            check_blocks(p, state, coded.block, width, blocks)?;
+            check_blocks(p, coded.block, width, blocks)?;
         }
         let spec = StateSpec {
             role: state.role,
@@ -110,11 +110,10 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &La
     Err(Error::Layout {
         param: p.name.clone(),
         what: format!(
-            "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, of which the 8-bit \
-             state '{}' keeps one scale each",
+            "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, of which its \
+             8-bit states have one scale each",
             sharding.num_shards(),
             coded.block,
-            state.role
         ),
         way_out: match best {
             Some(best) if best >= LEAST_BLOCK => {
@@ -126,13 +125,7 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &La
 }
 
 /// Refuses matrices of a parameter whose columns begin or end inside of blocks: two would share a scale.
-fn check_blocks(
-    p: &ParamSpec,
-    state: &StateSpec,
-    block: usize,
-    width: usize,
-    blocks: &[Block],
-) -> Result<()> {
+fn check_blocks(p: &ParamSpec, block: usize, width: usize, blocks: &[Block]) -> Result<()> {
     let ends: Vec<usize> = blocks
         .iter()
         .filter(|b| p.shape.len() > 1 && (b.rows > 1 || b.cols < width)) // vectors are taken whole
@@ -148,9 +141,9 @@ fn check_blocks(
         "Set state_bits=32 in its group".into()
     };
     Err(Error::Value(format!(
-        "{}: its blocks of columns begin inside of the blocks of {block} elements of which the 8-bit state '{}' keeps \
+        "{}: its blocks of columns begin inside of the blocks of {block} elements of which its 8-bit states have \
          one scale each. {way_out}",
-        p.name, state.role
+        p.name
     )))
 }
 

@@ -56,12 +56,12 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
         return Ok(());
     }
     let (what, way_out) = match planned.states.iter().find(|state| state.rounding.is_some()) {
-        _ if planned.rounding.is_some() => ("stochastic_rounding".into(), "stochastic_rounding=False"),
-        Some(state) if state.spec.dtype.is_quantized() => ("states of 8 bits".into(), "state_bits=32"),
-        state => {
-            let role = state.map_or("average", |state| state.spec.role);
-            (format!("a state '{role}' of 16 bits"), "state_dtype=torch.float32")
+        _ if planned.rounding.is_some() => ("stochastic_rounding", "stochastic_rounding=False"),
+        Some(state) if state.spec.dtype.is_quantized() => ("states of 8 bits", "state_bits=32"),
+        Some(state) if state.spec.role == average::AVERAGE => {
+            ("averages of 16 bits", "average_dtype='float32'")
         }
+        _ => ("states of 16 bits", "state_dtype=torch.float32"),
     };
     Err(Error::Value(format!(
         "{}: a step with {what} cannot be captured by torch.cuda.graph, as every replay would round by the same random \

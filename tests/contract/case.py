@@ -117,9 +117,9 @@ class Case:
         averaged = {param.ndim + dim for dim in self.factors.get(key, ())}
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
-    def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a state of a parameter of this dtype: all but Dion's Q are float32 at least."""
-        return dtype if key == "Q" else torch.promote_types(dtype, torch.float32)
+    def state_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Dtype of the states of a parameter of this dtype."""
+        return torch.promote_types(dtype, torch.float32)
 
     @property
     def has_betas(self) -> bool:

@@ -23,7 +23,7 @@ import oxidion
             "exp_avg bfloat16 at random, exp_avg_sq bfloat16 at random",
         ),
         (oxidion.Muon, {}, torch.bfloat16, "momentum float32"),
-        (oxidion.Dion, {}, torch.bfloat16, "momentum float32, Q bfloat16"),
+        (oxidion.Dion, {}, torch.bfloat16, "momentum float32, Q float32"),
         (
             oxidion.NorMuon,
             {"state_dtype": torch.bfloat16},

@@ -126,7 +126,7 @@ def test_parameters_of_mixed_dtypes_keep_theirs(case: Case) -> None:
         low_rank = {"proj", "update_norm"} & set(state)
         for key in state.keys() - STEP_KEYS:
             wide = torch.promote_types(param.dtype, torch.float32)
-            assert state[key].dtype == (wide if low_rank else case.state_type(key, param.dtype)), key
+            assert state[key].dtype == (wide if low_rank else case.state_type(param.dtype)), key
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(through_file(optimizer.state_dict()))
     run_steps(optimizer, model, range(2, 4))

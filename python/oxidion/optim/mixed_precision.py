@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class DionMixedPrecisionConfig:
-    """Dtypes of Dion's states; None means float32, of the right factor the parameter's.
+    """Dtypes of Dion's states; None means float32, or float64 for a float64 parameter.
 
     Args:
         momentum_dtype: of the momentum, also of AdamW's and Lion's.

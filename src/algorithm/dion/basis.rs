@@ -33,7 +33,7 @@ impl Dion {
         StateSpec {
             role: "Q",
             shape,
-            dtype: self.q_dtype.or(self.storage.dtype()).unwrap_or(p.dtype),
+            dtype: self.q_dtype.or(self.storage.dtype()).unwrap_or(p.dtype.arithmetic()),
             init: Init::Normal { seed: self.seed },
             sharding,
             moment: None,
