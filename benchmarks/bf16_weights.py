@@ -1,9 +1,9 @@
 """Trains the GPT of `examples/train_gpt.py` with bfloat16 weights, kept in the ways that there are.
 
 With float32 weights, and with bfloat16 weights: rounded to nearest, rounded stochastically, and with their
-float32 remainders (``master_weights=True``), the last two also with smaller moments. All runs of a seed begin with the same weights,
-rounded to bfloat16, and see the same batches. The model computes in the dtype of its weights; the float32 run
-does so under ``torch.autocast`` in bfloat16.
+float32 remainders (``master_weights=True``), the last two also with smaller moments. All runs of a seed begin
+with the same weights, rounded to bfloat16, and see the same batches. The model computes in the dtype of its
+weights; the float32 run does so under ``torch.autocast`` in bfloat16.
 
 Bars: the mean held-out loss over the seeds with masters lies within the spread of the seeds from that of
 float32 weights, and with rounding to the nearest above it by more than that.

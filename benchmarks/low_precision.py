@@ -2,7 +2,8 @@
 
 Weights are set to 0 before each step and not decayed, so that a step is what the weight then holds. Gradients
 are random: normal ones; ones of heavy tails; rows, or columns, of sizes from 1 to 1e-6; ones whose singular
-values fall to 1e-8; normal ones with a single outlier of 3000 in a block; ones that fall from 1 to 0.03.
+values fall to 1e-8; normal ones with a single outlier of 3000 in a block; normal ones with a steady column of
+10, of which half fall to 1e-4; ones that fall from 1 to 0.03.
 
 - `eight`: all classes with ``state_bits=8``. The largest quotient of the root mean square of a row's or
   column's steps over 100 steps and that with float32 states, of those whose steps with float32 states are at
@@ -97,6 +98,14 @@ def outlier(step: int, gen: torch.Generator) -> Tensor:
     return grad
 
 
+def fading(step: int, gen: torch.Generator) -> Tensor:
+    """A steady column of 10 in normal ones, of which half fall to 1e-4 within 1000 steps."""
+    grad = normal(step, gen)
+    grad[:, 0] = 10.0
+    grad[:, COLS // 2 :] *= 1e-4 ** min(step / 1000, 1.0)
+    return grad
+
+
 def spectrum(least: float) -> Gradients:
     """Gradients whose singular values fall to ``least``, in directions that stay."""
     gen = torch.Generator().manual_seed(7)
@@ -121,6 +130,7 @@ CASES: dict[str, Gradients] = {
     "columns": columns,
     "spectrum": spectrum(1e-8),
     "outlier": outlier,
+    "fading": fading,
 }
 
 

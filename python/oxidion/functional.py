@@ -221,9 +221,12 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
     """Codes of one byte and scales of blocks along the last dimension, as optimizers keep 8-bit states.
 
     Every row of the last dimension is cut into blocks of ``block_size`` elements, of which the last may be
-    short. ``absmax`` is the largest absolute value of a block; a code is the number of the entry of the
-    dynamic code book (Dettmers et al. 2022, arXiv:2110.02861) that is nearest to ``x / absmax``, of two
-    equally near ones that nearer to 0. Blocks with NaN or infinity become NaN.
+    short. ``absmax`` is the largest absolute value of a block. Elements are rounded to the nearest product of
+    ``absmax`` and a floating-point number of few bits; steps of optimizers round them stochastically.
+
+    These numbers are 0, 1 and ``(1 + j/k) 2^-e`` with j in 0..k-1. With a sign k is 32 for e = 1..2, 16 for
+    e = 3, 8 for e = 4..5 and 2 for e = 6..20. Without one k is 32 for e = 1..2, 8 for e = 3..16 and 4 for
+    e = 17..36. Blocks with NaN or infinity become NaN.
 
     Args:
         x: real floating-point, ``[..., n]``; 16-bit and float64 numbers are rounded to float32.

@@ -156,8 +156,8 @@ pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> 
     Ok((p.dtype == DType::BF16 && options.flag("stochastic_rounding")?).then_some(seed))
 }
 
-/// Has moments and averages of 16 bits, and second moments of 8, rounded at random: rounded to the nearest they would stand
-/// still where a step changes them by less than half of the distance of two numbers.
+/// Has moments of 8 and 16 bits and averages of 16 rounded at random: rounded to the nearest they would stand still where a
+/// step changes them by less than half of the distance of two numbers.
 ///
 /// # Errors
 /// `Error::Value` for settings of the wrong kind.
@@ -165,7 +165,7 @@ pub(super) fn round_states(states: &mut [LocalState], options: &Options) -> Resu
     let seed = options.count("seed", 0)? as u64;
     let is_rounded = |state: &&mut LocalState| match state.spec.dtype {
         DType::BF16 | DType::F16 => state.spec.moment.is_some() || state.spec.role == AVERAGE,
-        dtype => dtype == DType::UQ8,
+        dtype => dtype.is_quantized(),
     };
     for state in states.iter_mut().filter(is_rounded) {
         state.rounding = Some(seed);

@@ -107,15 +107,18 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
             start = expected.clone()
             step_of(expected, grad, state, group)
             moved, wanted = param.detach().double() - before, expected - start
-            assert (moved - wanted).norm() <= 1e-3 * wanted.norm(), step
+            # Where the other of two neighbours was drawn, the next step differs by their distance.
+            bound = 1e-2 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-3
+            assert (moved - wanted).norm() <= bound * wanted.norm(), step
             for key in kept:
                 value = state[roles.get(key, key)]
                 if key in coded and not value.any():
                     # Zeros have any code.
                     assert not own[key + "_absmax"].any()
                 elif key in coded:
-                    random = of_state(optimizer, param, key) if key in UNSIGNED else None
-                    kept[key], scales[key] = codes.encode(value, signed=random is None, random=random)
+                    random = of_state(optimizer, param, key)
+                    signed = key not in UNSIGNED
+                    kept[key], scales[key] = codes.encode(value, signed=signed, random=random)
                     assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
                     rtol = 1e-3 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-4
                     torch.testing.assert_close(own[key + "_absmax"], scales[key], rtol=rtol, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Second moments in 8 bits: small numbers beside large ones, and rounding that is right on average."""
+"""Moments in 8 bits: small numbers beside large ones, and rounding that is right on average."""
 
 from __future__ import annotations
 
@@ -92,6 +92,51 @@ def test_one_large_gradient_leaves_the_steps_of_its_neighbours(outlier: float, b
         ratio = size(found[start : start + 20]) / size(expected[start : start + 20])
         # The noise of codes makes the mean of 1 / sqrt(v) larger: by 4 % where a power of two has 4 of them.
         assert abs(ratio - 1) <= 0.06, (start, ratio)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.95, 0.95), (0.9, 0.999)])
+@pytest.mark.parametrize("end", [0.0, 1e-4])
+@pytest.mark.parametrize("name", ["AdamW", "Lamb", "Muon adamw", "GaLoreAdamW", "APOLLOAdamW"])
+def test_moments_of_gradients_that_fall_or_end_follow_them(
+    name: str, end: float, betas: tuple[float, float]
+) -> None:
+    """Rounded to the nearest, a small momentum would stay for ever, and its second moment would not."""
+    falls = torch.where(torch.arange(WIDTH) < 128, 1.0, 0.0)
+    grads = [gaussian((4, WIDTH), 4, step).float() for step in range(400)]
+    for step, grad in enumerate(grads):
+        grad[:, 0] = 10.0
+        if step >= 50:
+            grad *= falls + (1.0 - falls) * end
+    taken = []
+    for bits in (8, 32):
+        cls, keys = CLASSES[name]
+        param = nn.Parameter(torch.zeros(4, WIDTH))
+        group: dict[str, Any] = {"params": [param], "min_quant_numel": 0}
+        group |= {"algorithm": "adamw"} if name == "Muon adamw" else {}
+        optimizer: Any = cls([group], state_bits=bits, weight_decay=0.0, **{**keys, "betas": betas})
+        steps = []
+        for grad in grads:
+            param.data.zero_()
+            param.grad = grad.clone()
+            optimizer.step()
+            steps.append(param.detach()[:, 128:].clone())
+        taken.append(size(torch.stack(steps[200:])))
+    # What is 0 in float32 may be some of a step in 8 bits.
+    assert taken[0] <= 1.5 * taken[1] + 2e-5, taken
+
+
+@pytest.mark.parametrize("least", [0.3, 0.03])
+def test_momentum_of_lion_turns_with_the_gradient(least: float) -> None:
+    """A step changes it by 1 %, less than half of the distance of two entries."""
+    param = nn.Parameter(torch.zeros(4, WIDTH))
+    group = {"params": [param], "min_quant_numel": 0}
+    optimizer = oxidion.Lion([group], lr=1e-3, weight_decay=0.0, state_bits=8)
+    for step in range(900):
+        param.grad = torch.full((4, WIDTH), least if step < 300 else -least)
+        param.grad[:, 0] = 1.0
+        optimizer.step()
+    # The last 600 of 900 steps go upwards, but for some 70: by noise, which has no bias, not all of them.
+    assert float(param.detach()[:, 1:].mean()) > 0.05
 
 
 @pytest.mark.parametrize("variant", ["soap", "kl"])

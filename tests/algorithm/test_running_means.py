@@ -100,7 +100,8 @@ def test_mean_in_eight_bits_without_memory_is_the_last_gradient_in_eight_bits() 
     small = gaussian((5000,), 8).float()
     param = nn.Parameter(torch.zeros_like(small))
     ends = []
-    for grads in ([torch.full_like(small, 1e7), small], [small]):
+    # As many steps: with a step go its random bits.
+    for grads in ([torch.full_like(small, 1e7), small], [small, small]):
         optimizer: Any = adamw([param], 0.0, state_bits=8)
         for grad in grads:
             param.grad = grad.clone()

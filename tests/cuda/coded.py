@@ -125,11 +125,10 @@ class Codes:
     def of(
         cls, values: Tensor, signed: bool, block: int, part: slice, tag: int = 0, places: Places | None = None
     ) -> Codes:
-        """Of numbers; where they have places, those that are not negative are stored at random."""
+        """Of numbers; where they have places, they are stored at random."""
         found, scales = book.encode(values, block, signed=signed)
         (own, whole), (own_scales, whole_scales) = guarded(found, torch.uint8), guarded(scales, torch.float32)
-        where = None if signed else places
-        return cls(own, own_scales, signed, values.shape[1], block, part, whole, whole_scales, tag, where)
+        return cls(own, own_scales, signed, values.shape[1], block, part, whole, whole_scales, tag, places)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         return self.values.view(-1, self.width), self.scales.view(-1, -(-self.width // self.block))

@@ -381,15 +381,17 @@ def test_random_bits_follow_the_places_in_the_whole_tensor(kernels: Emulated) ->
 
 
 def test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels: Emulated) -> None:
-    jobs: list[list[Operand]] = []
-    for n, spans in enumerate(LAYOUTS):
-        for start in (0, 750, 1250):
-            # Rows of 250 with blocks of 64.
-            part = slice(start, 1500)
-            values = torch.randn(6, 250).square()
-            made = Codes.of(values * 0.5, False, 64, part, n + 17, Places(n, spans, start))
-            jobs.append([Plain.of(values.reshape(-1)[part], F32), made])
-    check(kernels, "convert", "many", jobs)
+    for signed in (False, True):
+        jobs: list[list[Operand]] = []
+        for n, spans in enumerate(LAYOUTS):
+            for start in (0, 750, 1250):
+                # Rows of 250 with blocks of 64, some of their numbers below the smallest entry.
+                part = slice(start, 1500)
+                values = torch.randn(6, 250) * 10.0 ** torch.empty(6, 250).uniform_(-8, 0)
+                values = values if signed else values.square()
+                made = Codes.of(values * 0.5, signed, 64, part, n + 17, Places(n, spans, start))
+                jobs.append([Plain.of(values.reshape(-1)[part], F32), made])
+        check(kernels, "convert", "many", jobs)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if {"m", "v"} & set(CASES[name].kinds)])

@@ -10,8 +10,12 @@ from . import test_coded as checks
 from .emulator.library import Emulated, KernelFault
 
 FAULTS = {
-    "a tie goes away from 0": ("blocks.cuh", "(a > edge[entry + 1]) - (a <= edge[entry])", "0"),
-    "no second look at the entry": ("blocks.cuh", "entry += (a >", "entry += 0 * (a >"),
+    "tiny numbers of either sign are 0": (
+        "blocks.cuh",
+        "+ static_cast<float>(random) >= 65536.0f",
+        ">= 65536.0f",
+    ),
+    "the sign is lost": ("blocks.cuh", "q < 0.0f ? -found : found", "found"),
     "numbers are read before they are there": (
         "coded.cuh",
         "own, STEP);\n        __syncwarp();",

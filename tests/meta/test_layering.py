@@ -45,7 +45,7 @@ DISTRIBUTION = re.compile(
 )
 UNSAFE_ALLOWED = re.compile(
     r"src/(tensor/(buffer|encoding|fast_path|lent|matrix|test_views)|binding/tensor|threads/(team|openmp)"
-    r"|session/views|linalg/views|kernels/(stay|libtorch/encoded|cpu/(isa|search)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
+    r"|session/views|linalg/views|kernels/(stay|libtorch/encoded|cpu/(isa|lookup)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
 )
 MOST_UNSAFE = 276
 """Lines with ``unsafe`` at most, those of tests among them."""

@@ -1,71 +1,66 @@
-"""Block-wise codes from their definition: naive code books, and the entry for a number by looking at all."""
+"""Block-wise codes from their definition: naive code books, and entries found by looking at all."""
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 
 import torch
 from torch import Tensor
 
+SMALLEST = 2.0**-20
+"""The smallest magnitude of numbers of either sign."""
+
+
+@cache
+def magnitudes(signed: bool) -> Tensor:
+    """The entries from 0 to 1 in ascending order, float64.
+
+    Below 1 each power of two has so many equal parts: of numbers of either sign the first two 32, the next
+    one 16, the next two 8, the last fifteen 2; of numbers that are not negative the first two 32, the next
+    14 8, the others 4.
+    """
+    counts = [32] * 2 + ([16] + [8] * 2 + [2] * 15 if signed else [8] * 14 + [4] * 20)
+    entries = [1.0]
+    for power, parts in enumerate(counts, 1):
+        entries.extend(2.0**-power * (1 + part / parts) for part in range(parts))
+    # Of numbers that are not negative, the lower half of the last power of two is one too many.
+    return torch.tensor([0.0, *sorted(entries)[-(127 if signed else 255) :]], dtype=torch.float64)
+
 
 @cache
 def book(signed: bool) -> Tensor:
-    """The code book in ascending order, float64.
+    """The entries by code, float64: of numbers of either sign 127 is 0, and 255 is not used."""
+    found = magnitudes(signed)
+    return torch.cat([-found.flip(0)[:-1], found, found[-1:]]) if signed else found
 
-    Of numbers of either sign it is the dynamic one: middles of equal parts of [0.1, 1] in seven decades, 0
-    and 1. Of numbers that are not negative it has 32 equal parts of each of the first two powers of two
-    below 1, 8 of each of the next 14, 4 of each of those below, and 0.
+
+def between(x: Tensor, random: Tensor, signed: bool) -> Tensor:
+    """The numbers of entries of magnitudes: for each that of one of the two that it is between.
+
+    It is the upper one where the magnitude's share of the way and the random number, in steps of 2⁻¹⁶ from
+    2⁻¹⁷ on, are 1 or more together. Of numbers that are not negative a positive one gets no 0; of those of
+    either sign the steps begin at 0 below the smallest entry, in float32.
     """
-    entries = [0.0, 1.0]
-    if not signed:
-        for power in range(1, 37):
-            parts = 32 if power <= 2 else 8 if power <= 16 else 4
-            entries.extend(2.0**-power * (1 + part / parts) for part in range(parts))
-        # The lower half of the last power of two is one too many.
-        return torch.tensor([0.0, *sorted(entries)[-255:]], dtype=torch.float64)
-    for decade in range(7):
-        parts = 2**decade
-        bounds = [0.1 + 0.9 * part / parts for part in range(parts + 1)]
-        for low, high in itertools.pairwise(bounds):
-            entries.append((low + high) / 2 * 10.0 ** (decade - 6))
-            entries.append(-entries[-1])
-    return torch.tensor(sorted(entries), dtype=torch.float64)
-
-
-def nearest(q: Tensor) -> Tensor:
-    """The codes of numbers of either sign: the nearest entry, of two that are equally near that next to 0."""
-    entries = book(True).float().double()
-    codes = []
-    for part in q.double().reshape(-1).split(1 << 14):
-        distance = (part[:, None] - entries).abs()
-        near = distance == distance.min(dim=1, keepdim=True).values
-        codes.append(torch.where(near, entries.abs(), torch.inf).argmin(dim=1))
-    return torch.cat(codes).reshape(q.shape) if codes else q.long()
-
-
-def between(q: Tensor, random: Tensor | None = None) -> Tensor:
-    """The codes of numbers that are not negative: of one of the two entries that a number is between.
-
-    It is the upper one where the number's share of the way and the random number, in steps of 2⁻¹⁶ from
-    2⁻¹⁷ on, are 1 or more together; without random numbers half the way is. A positive number gets no 0.
-    """
-    entries = book(False)
-    x = q.double().reshape(-1)
-    numbers = torch.full(x.shape, 1 << 15) if random is None else random.reshape(-1)
-    codes = []
-    for part, number in zip(x.split(1 << 14), numbers.split(1 << 14), strict=True):
-        below = (part[:, None] >= entries).sum(dim=1).sub(1).clamp(1, 254)
+    entries, found = magnitudes(signed), []
+    for part, number in zip(x.split(1 << 14), random.split(1 << 14), strict=True):
+        below = (part[:, None] >= entries).sum(dim=1).sub(1).clamp(1, len(entries) - 2)
         low, high = entries[below], entries[below + 1]
-        chance = (number.double() + 0.5) * 2.0**-16
-        up = (part - low) / (high - low) + chance >= 1.0
-        codes.append(torch.where(part > 0, below + up.long(), 0))
-    return torch.cat(codes).reshape(q.shape) if codes else q.long()
+        up = (part - low) / (high - low) + (number.double() + 0.5) * 2.0**-16 >= 1.0
+        one = below + up.long()
+        if signed:
+            tiny = part.float() * 2.0**36 + number.float() >= 65536.0
+            one = torch.where(part >= SMALLEST, one, tiny.long())
+        found.append(torch.where(part > 0, one, 0))
+    return torch.cat(found) if found else x.long()
 
 
 def find(q: Tensor, signed: bool, random: Tensor | None = None) -> Tensor:
-    """The codes of numbers that are at most 1."""
-    return nearest(q) if signed else between(q, random)
+    """The codes of numbers that are at most 1 in size; without random numbers half of the way decides."""
+    x = q.double().reshape(-1)
+    numbers = torch.full(x.shape, 1 << 15) if random is None else random.reshape(-1)
+    found = between(x.abs() if signed else x, numbers, signed)
+    codes = 127 + torch.where(x < 0, -found, found) if signed else found
+    return codes.reshape(q.shape)
 
 
 def encode(

@@ -6,16 +6,16 @@ pub(super) mod fold;
 pub(super) mod gaussian;
 pub(super) mod isa;
 pub(super) mod lanes;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) mod lookup;
 pub(super) mod master;
+pub(super) mod minifloat;
 pub(super) mod pack;
 pub(super) mod philox;
-pub(super) mod positive;
 pub(super) mod product;
 pub(super) mod reduce;
 pub(super) mod rounding;
 pub(super) mod rows;
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-pub(super) mod search;
 mod thin;
 
 pub(in crate::kernels) use convert::Real;

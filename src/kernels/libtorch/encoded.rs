@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kernels::cpu::blocks::book;
-use crate::kernels::cpu::positive::{OCTAVES, Octaves};
+use crate::kernels::cpu::minifloat::{Octaves, POSITIVE, SIGNED, SMALLEST, TO_HALVES, ZERO};
 use crate::tensor::{Blocks, DType, Encoding, FlatView, Rounding, Span, to_i64};
 
 /// Elements for which random numbers are made at once.
@@ -137,43 +137,49 @@ fn encode_blocks(
     let quotients = numbers.f_mul(&power)?.f_mul(&inverse)?;
 
     let zero = i64::from(book(dtype).1);
-    let codes = if dtype == DType::Q8 { signed(&quotients)? } else { unsigned(blocks, first, &quotients)? };
+    let random = match &blocks.rounding {
+        Some(rounding) => random_halves(rounding, to_i64(first)?, to_i64(count)?, &quotients)?,
+        None => block_of.f_zeros_like()?.f_add_scalar(1_i64 << 15)?,
+    };
+    let find = if dtype == DType::Q8 { signed } else { unsigned };
+    let codes = find(&quotients, &random)?;
     // A block of zeros, or whose scale is no number, has the code of zero.
     let says_nothing = scale.f_eq(0.0)?.f_logical_or(&scale.f_isfinite()?.f_logical_not()?)?;
     let none = codes.f_zeros_like()?.f_add_scalar(zero)?;
     Ok(stored.f_copy_(&none.f_where_self(&says_nothing, &codes)?)?)
 }
 
-/// The codes of numbers of either sign: the nearest entries, of two that are equally near the one nearer to 0.
-fn signed(quotients: &Tensor) -> Result<Tensor> {
-    let (values, zero) = book(DType::Q8);
-    let middles: Vec<f64> = values[usize::from(zero)..]
-        .windows(2)
-        .map(|pair| f64::midpoint(f64::from(pair[0]), f64::from(pair[1])))
-        .collect();
-    let middles = Tensor::f_from_slice(&middles)?.f_to_device(quotients.device())?;
-    let away = quotients.f_abs()?.f_to_kind(Kind::Double)?.f_bucketize(&middles, false, false)?;
-    let below = away.f_clamp_max(i64::from(zero))?.f_neg()?;
-    Ok(below.f_where_self(&quotients.f_lt(0.0)?, &away)?.f_add_scalar(i64::from(zero))?)
-}
-
-/// The codes of numbers that are not negative, as `crate::kernels::cpu::positive` has them.
-fn unsigned(blocks: &Blocks, first: usize, quotients: &Tensor) -> Result<Tensor> {
-    let is_positive = quotients.f_gt(0.0)?;
-    let bits = quotients.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_mul(&is_positive)?;
-    let random = match &blocks.rounding {
-        Some(rounding) => random_halves(rounding, to_i64(first)?, to_i64(bits.numel())?, &bits)?,
-        None => bits.f_zeros_like()?.f_add_scalar(1_i64 << 15)?,
-    };
-    let rounded = |part: &Octaves| -> Result<Tensor> {
+/// The numbers of entries for numbers with these bits, as `crate::kernels::cpu::minifloat` has them.
+fn numbers_by_bits(parts: &[Octaves], bits: &Tensor, random: &Tensor) -> Result<Tensor> {
+    let mut found: Option<Tensor> = None;
+    for part in parts.iter().rev() {
         let (cut, base) = (i64::from(part.cut), i64::from(part.base));
         let add = random.f_mul_scalar(1_i64 << (cut - 16))?.f_add_scalar(1_i64 << (cut - 17))?;
-        Ok(bits.f_add(&add)?.f_bitwise_right_shift_tensor_scalar(cut)?.f_sub_scalar(base)?)
-    };
-    let [top, middle, low] = &OCTAVES;
-    let from = |part: &Octaves| bits.f_ge(i64::from(part.from));
-    let few = rounded(middle)?.f_where_self(&from(middle)?, &rounded(low)?)?;
-    let found = rounded(top)?.f_where_self(&from(top)?, &few)?;
+        let own = bits.f_add(&add)?.f_bitwise_right_shift_tensor_scalar(cut)?.f_sub_scalar(base)?;
+        found = Some(match found {
+            Some(below) => own.f_where_self(&bits.f_ge(i64::from(part.from))?, &below)?,
+            None => own,
+        });
+    }
+    found.ok_or_else(|| Error::Internal("a code book without entries".into()))
+}
+
+/// The codes of numbers of either sign.
+fn signed(quotients: &Tensor, random: &Tensor) -> Result<Tensor> {
+    let (size, zero) = (quotients.f_abs()?, i64::from(ZERO));
+    let bits = size.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?;
+    let above = numbers_by_bits(&SIGNED, &bits, random)?.f_clamp_max(zero)?;
+    let chance = size.f_mul_scalar(f64::from(TO_HALVES))?.f_add(&random.f_to_kind(Kind::Float)?)?;
+    let below = chance.f_ge(65536.0)?.f_to_kind(Kind::Int64)?;
+    let found = above.f_where_self(&size.f_ge(f64::from(SMALLEST))?, &below)?;
+    Ok(found.f_neg()?.f_where_self(&quotients.f_lt(0.0)?, &found)?.f_add_scalar(zero)?)
+}
+
+/// The codes of numbers that are not negative.
+fn unsigned(quotients: &Tensor, random: &Tensor) -> Result<Tensor> {
+    let is_positive = quotients.f_gt(0.0)?;
+    let bits = quotients.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_mul(&is_positive)?;
+    let found = numbers_by_bits(&POSITIVE, &bits, random)?;
     Ok(found.f_clamp_min(1_i64)?.f_clamp_max(255_i64)?.f_mul(&is_positive)?)
 }
 

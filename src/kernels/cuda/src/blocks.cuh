@@ -1,135 +1,92 @@
-// States of one byte: the code books, encoding and decoding, as src/kernels/cpu/blocks.rs and positive.rs
+// States of one byte: the code books, encoding and decoding, as src/kernels/cpu/blocks.rs and minifloat.rs
 // define them. A block is stored as its largest absolute value, its scale, and a code for each element.
 #pragma once
 #include "unfused.cuh"
 
 constexpr int ENTRIES = 256;
-constexpr int DECADES = 7;
-constexpr int MOST_BLOCK = 512;        // elements of a block
-constexpr float MIDDLE = 12582912.0f;  // 1.5 * 2^23: added to a small number, it leaves the nearest integer
+constexpr int MOST_BLOCK = 512;  // elements of a block
+constexpr int ZERO = 127;        // the code of 0 in the book of either sign; 255 is not used
 
-// The way from an absolute value to an entry, counted from 0 upwards. Between two decades lies a bound; above
-// it the entry is the integer next to slope * a + shift.
-struct Lines {
-    float bound[DECADES + 1];
-    float slope[DECADES + 1];
-    float shift[DECADES + 1];
-};
+// The code books by code: of numbers of either sign, for each power of two 32 entries down to 2^-2, 16 down to
+// 2^-3, 8 down to 2^-5, then 2 down to 2^-20; of numbers that are not negative 32 down to 2^-2, 8 down to
+// 2^-16, then 4.
+struct Books {
+    float value[2][ENTRIES];
 
-constexpr int ZERO = 127;  // the entry 0
-
-// Numbers of either sign.
-struct Book {
-    float value[ENTRIES];  // in ascending order
-    float edge[ENTRIES +
-               1];  // of entries from 0 upwards: what lies above edge[t] and not above edge[t + 1] is t
-    Lines lines;
-
-    // The largest float32 that is not above the middle of two.
-    static constexpr float middle(float low, float high) {
-        const double exact = (static_cast<double>(low) + static_cast<double>(high)) * 0.5;
-        const float near = static_cast<float>(exact);
-        // By less than one unit and at least half of one: that rounds to the number before.
-        return static_cast<double>(near) <= exact ? near : static_cast<float>(near * (1.0 - 1.0 / (1 << 24)));
-    }
-
-    constexpr Book() : value(), edge(), lines() {
-        const double powers[DECADES] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0};
-        int first[DECADES + 1] = {};
-        int next = ZERO + 1;
-        for (int i = 0; i < DECADES; ++i) {
-            const int count = 1 << i;
-            lines.slope[i] = static_cast<float>(count / (0.9 * powers[i]));
-            lines.shift[i] = static_cast<float>(count - count / 9.0 - 0.5);
-            first[i] = next;
-            for (int j = 0; j < count; ++j, ++next) {
-                value[next] = static_cast<float>(powers[i] * (0.1 + 0.9 * (j + 0.5) / count));
-                value[2 * ZERO - next] = -value[next];
+    constexpr Books() : value() {
+        value[0][ENTRIES - 1] = 1.0f;
+        int next = ZERO;
+        value[0][ZERO + next] = 1.0f;
+        value[0][ZERO - next] = -1.0f;
+        float least = 1.0f;
+        for (int octave = 1; next > 1; ++octave) {
+            least *= 0.5f;
+            const int count = octave <= 2 ? 32 : octave <= 3 ? 16 : octave <= 5 ? 8 : 2;
+            for (int j = count - 1; j >= 0; --j) {
+                --next;
+                value[0][ZERO + next] = least * (1.0f + static_cast<float>(j) / static_cast<float>(count));
+                value[0][ZERO - next] = -value[0][ZERO + next];
             }
         }
-        value[ENTRIES - 1] = 1.0f;
-        first[DECADES] = ENTRIES - 1;
-        lines.shift[DECADES] = static_cast<float>(1 << DECADES);
-        for (int k = 0; k <= DECADES; ++k) lines.bound[k] = middle(value[first[k] - 1], value[first[k]]);
-        const int entries = ENTRIES - ZERO;
-        edge[0] = -4.0f;
-        for (int t = 1; t < entries; ++t) edge[t] = middle(value[ZERO + t - 1], value[ZERO + t]);
-        for (int t = entries; t <= ENTRIES; ++t) edge[t] = 4.0f;
-    }
-};
-
-// Numbers that are not negative: for each power of two 32 entries down to 2^-2, 8 down to 2^-16, then 4.
-struct PositiveBook {
-    float value[ENTRIES];  // in ascending order
-
-    constexpr PositiveBook() : value() {
-        int next = ENTRIES - 1;
-        float least = 1.0f;
-        value[next] = least;
+        next = ENTRIES - 1;
+        least = 1.0f;
+        value[1][next] = least;
         for (int octave = 1; next > 1; ++octave) {
             least *= 0.5f;
             const int count = octave <= 2 ? 32 : octave <= 16 ? 8 : 4;
             for (int j = count - 1; j >= 0 && next > 1; --j)
-                value[--next] = least * (1.0f + static_cast<float>(j) / static_cast<float>(count));
+                value[1][--next] = least * (1.0f + static_cast<float>(j) / static_cast<float>(count));
         }
     }
 };
 
-__device__ constexpr Book BOOK;
-__device__ constexpr PositiveBook POSITIVE_BOOK;
+__device__ constexpr Books BOOKS;
 
-// What threads look up: the book of either sign, then that of numbers that are not negative.
+// What threads look up.
 struct Tables {
     float value[2][ENTRIES];
-    float edge[ENTRIES + 1];
 };
 
 __device__ __forceinline__ void fill_tables(Tables& tables, int thread, int threads) {
-    for (int i = thread; i <= ENTRIES; i += threads) {
-        if (i < ENTRIES) {
-            tables.value[0][i] = BOOK.value[i];
-            tables.value[1][i] = POSITIVE_BOOK.value[i];
-        }
-        tables.edge[i] = BOOK.edge[i];
+    for (int i = thread; i < ENTRIES; i += threads) {
+        tables.value[0][i] = BOOKS.value[0][i];
+        tables.value[1][i] = BOOKS.value[1][i];
     }
 }
 
-// The nearest entry of the book of either sign; of two that are equally near, the one nearer to 0.
-__device__ __forceinline__ u32 nearest(float q, const float (&edge)[ENTRIES + 1]) {
-    constexpr Lines LINES = BOOK.lines;
-    const float a = fabsf(q);
-    float slope = 0.0f;
-    float shift = 0.0f;
-#pragma unroll
-    for (int k = 0; k <= DECADES; ++k) {
-        const bool is_above = a > LINES.bound[k];
-        slope = is_above ? LINES.slope[k] : slope;
-        shift = is_above ? LINES.shift[k] : shift;
-    }
-    // What lies between a decade's end and the bound above it belongs to the decade's last entry.
-    const float found = fminf(slope * a + shift, shift * 2.25f + 0.125f);
-    // Next to the middle of two entries this may be the other one.
-    int entry = static_cast<int>(__float_as_uint(found + MIDDLE) & 0x1FF);
-    entry += (a > edge[entry + 1]) - (a <= edge[entry]);
-    // -1 has no entry of its own.
-    return static_cast<u32>(q < 0.0f ? ZERO - min(entry, ZERO) : ZERO + entry);
-}
-
-// A number's bits without the last `Cut`, counted so that 2^-Power has `code`; what is added decides what is
-// between two.
-template <int Cut, int Power, int Code>
+// A number's bits without the last `Cut`, counted so that 2^-Power has the number `Entry`; what is added decides
+// what is between two.
+template <int Cut, int Power, int Entry>
 __device__ __forceinline__ int without_last_bits(u32 bits, u32 random) {
-    constexpr u32 BASE = ((127u - Power) << 23 >> Cut) - Code;
+    constexpr u32 BASE = ((127u - Power) << 23 >> Cut) - Entry;
     return static_cast<int>(((bits + (random << (Cut - 16) | 1u << (Cut - 17))) >> Cut) - BASE);
 }
 
-// The code of a number that is at most about 1; `random` has 16 bits. That of a positive one is never 0.
+__device__ __forceinline__ bool is_from(u32 bits, u32 power) { return bits >= (127u - power) << 23; }
+
+// The code of a number that is at most about 1 in size; `random` has 16 bits.
+__device__ __forceinline__ u32 signed_code(float q, u32 random) {
+    constexpr float SMALLEST = 1.0f / 1048576.0f;  // 2^-20
+    constexpr float TO_HALVES = 68719476736.0f;    // 2^36: makes 2^16 of it
+    const float size = fabsf(q);
+    const u32 bits = __float_as_uint(size);
+    int found = without_last_bits<22, 5, 31>(bits, random);
+    if (is_from(bits, 5)) found = without_last_bits<20, 3, 47>(bits, random);
+    if (is_from(bits, 3)) found = without_last_bits<19, 2, 63>(bits, random);
+    if (is_from(bits, 2)) found = without_last_bits<18, 0, 127>(bits, random);
+    if (!(size >= SMALLEST)) found = size * TO_HALVES + static_cast<float>(random) >= 65536.0f;
+    found = min(found, ZERO);
+    return static_cast<u32>(ZERO + (q < 0.0f ? -found : found));
+}
+
+// The code of a number that is at most about 1 and counts as 0 where it is negative. That of a positive one is
+// never 0.
 __device__ __forceinline__ u32 positive_code(float q, u32 random) {
     if (!(q > 0.0f)) return 0;
     const u32 bits = __float_as_uint(q);
-    const int few = bits >= (127u - 16) << 23 ? without_last_bits<20, 2, 191>(bits, random)
-                                              : without_last_bits<21, 16, 79>(bits, random);
-    const int found = bits >= (127u - 2) << 23 ? without_last_bits<18, 0, 255>(bits, random) : few;
+    int found = without_last_bits<21, 16, 79>(bits, random);
+    if (is_from(bits, 16)) found = without_last_bits<20, 2, 191>(bits, random);
+    if (is_from(bits, 2)) found = without_last_bits<18, 0, 255>(bits, random);
     return static_cast<u32>(min(max(found, 1), 255));
 }
 

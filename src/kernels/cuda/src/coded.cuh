@@ -291,21 +291,6 @@ __device__ __forceinline__ void store_first(char* to, int count, Vector all) {
     }
 }
 
-__device__ __forceinline__ void encode_signed(const Segment& segment, const float* staged,
-                                              const Scaling& scaling, const Tables& tables, char* to) {
-    for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
-        float x[VECTOR];
-        unstage(staged + i, segment.length - i, x);
-        u32 codes = 0;
-#pragma unroll
-        for (int j = 0; j < VECTOR; ++j) {
-            const u32 found = nearest(scaling(x[j]), tables.edge);
-            codes |= (scaling.is_lost ? static_cast<u32>(ZERO) : found) << 8 * j;
-        }
-        store_first<unsigned char>(to + i, segment.length - i, codes);
-    }
-}
-
 // Gives `each` the number of each element of a segment that this thread has, and random bits: those of an operand,
 // or where it has none the half of all. What it returns has the bits of `Element`.
 template <typename Element, typename Vector, typename Each>
@@ -327,10 +312,13 @@ __device__ __forceinline__ void each_rounded(const CodedJob& job, int n, const S
     }
 }
 
-__device__ __forceinline__ void encode_positive(const CodedJob& job, int n, const Segment& segment,
-                                                const float* staged, const Scaling& scaling, char* to) {
+__device__ __forceinline__ void encode(const CodedJob& job, int n, const Segment& segment, const float* staged,
+                                       const Scaling& scaling, char* to) {
+    const bool is_signed = job.plain.type[n] == Type::signed_codes;
     each_rounded<unsigned char, u32>(job, n, segment, to, [&](int i, u32 random) {
-        return scaling.is_lost ? 0u : positive_code(scaling(staged[i]), random);
+        if (scaling.is_lost) return is_signed ? static_cast<u32>(ZERO) : 0u;
+        const float q = scaling(staged[i]);
+        return is_signed ? signed_code(q, random) : positive_code(q, random);
     });
 }
 
@@ -397,11 +385,7 @@ __device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& o
             } else if (is_coded(job.plain.type[n])) {
                 const float scale = largest(segment, from);
                 const Scaling scaling(scale);
-                if (job.plain.type[n] == Type::signed_codes) {
-                    encode_signed(segment, from, scaling, tables, to);
-                } else {
-                    encode_positive(job, n, segment, from, scaling, to);
-                }
+                encode(job, n, segment, from, scaling, to);
                 if (segment.lane == 0 && segment.length) in_global_memory(job.scales[n])[block] = scale;
             } else if (is_random(job, n)) {
                 round_at_random(job, n, segment, from, to);

@@ -5,31 +5,29 @@ use oxidion_miri::numbers::{Memory, assert_near, assert_within, random, with_thr
 use oxidion_miri::tensor::{Blocks, DType, Encoding, FlatView, FlatViewMut, Places, Rounding};
 use oxidion_miri::threads;
 
-/// Entries of a code book in ascending order, as `src/kernels/cpu/blocks.rs` and `positive.rs` describe them.
+/// Entries of a code book in ascending order, as `src/kernels/cpu/minifloat.rs` describes them.
 fn book(dtype: DType) -> Vec<f64> {
     let mut entries = vec![0.0, 1.0];
-    if dtype == DType::UQ8 {
-        for octave in 1..=36 {
-            let count = if octave <= 2 { 32 } else if octave <= 16 { 8 } else { 4 };
-            let least = 0.5_f64.powi(octave);
-            entries.extend((0..count).map(|j| least * (1.0 + f64::from(j) / f64::from(count))));
-        }
-        entries.sort_by(f64::total_cmp);
+    let signed = dtype == DType::Q8;
+    for octave in 1..=if signed { 20 } else { 36 } {
+        let count = match (octave, signed) {
+            (1 | 2, _) => 32,
+            (3, true) => 16,
+            (4 | 5, true) | (3..=16, false) => 8,
+            (_, true) => 2,
+            (_, false) => 4,
+        };
+        let least = 0.5_f64.powi(octave);
+        entries.extend((0..count).map(|j| least * (1.0 + f64::from(j) / f64::from(count))));
+    }
+    entries.sort_by(f64::total_cmp);
+    if !signed {
         let surplus = entries.len() - 256;
         entries.drain(1..=surplus);
         return entries;
     }
-    for decade in 0..7 {
-        let count = 1 << decade;
-        for j in 0..count {
-            let middle = 0.1 + 0.9 * (j as f64 + 0.5) / f64::from(count);
-            entries.push(middle * 10_f64.powi(decade as i32 - 6));
-        }
-    }
-    let negative: Vec<f64> = entries.iter().filter(|e| **e > 0.0 && **e < 1.0).map(|e| -e).collect();
-    entries.extend(negative);
-    entries.sort_by(f64::total_cmp);
-    entries
+    let negative: Vec<f64> = entries.iter().rev().filter(|e| **e > 0.0).map(|e| -e).collect();
+    [negative, entries].concat()
 }
 
 /// Numbers as they are after they were stored as codes in rows of `width` with blocks of `block`.
