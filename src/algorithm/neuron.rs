@@ -49,7 +49,7 @@ impl Neuron {
     }
 
     /// State V: one number for each row over the last dimension; each column block has its own.
-    pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
+    pub(super) fn state(p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
         let mut spec = StateSpec::like("variance_neuron", p, p.dtype.arithmetic());
         if let (Some(last), Some(sharding)) = (spec.shape.last_mut(), spec.sharding.last_mut()) {

@@ -77,7 +77,7 @@ impl Orthonormal {
     /// The momentum, and V where neurons are normalized.
     pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {
         let momentum = self.storage.momentum(p, self.momentum_dtype);
-        let variance = neuron.map(|n| n.state(p, &self.view, blocks));
+        let variance = neuron.map(|_| Neuron::state(p, &self.view, blocks));
         [momentum].into_iter().chain(variance).collect()
     }
 

@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::layout::{Axis, Mesh, Placement};
-    use crate::spec::{Code, StateStorage};
+    use crate::spec::StateStorage;
 
     fn layout(sharding: &[(usize, usize, Placement)]) -> Layout {
         let axis = |&(n, at, _): &(usize, usize, Placement)| Axis {

@@ -67,7 +67,7 @@ pub(super) fn fill(from: RoundedFrom<'_>, random: &mut [u16]) {
         if skip == 1 {
             random[at] = (word(place / 2, rounding.key) >> 16) as u16;
         }
-        let (pairs, start) = (&mut random[at + skip..end], (place + skip as u64) / 2);
+        let (pairs, start) = (&mut random[at + skip..end], place.div_ceil(2));
         let count = pairs.len() as u64 / 2;
         let mut pairs = pairs.chunks_exact_mut(2);
         for (lane, pair) in pairs.by_ref().enumerate() {
