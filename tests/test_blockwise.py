@@ -32,7 +32,7 @@ def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
     assert entries[127 if signed else 0] == 0.0
     assert entries[255] == 1.0
     assert entries[0] == (-1.0 if signed else 0.0)
-    assert entries[128 if signed else 1] == (2.0**-20 if signed else 1.5 * 2.0**-36)
+    assert entries[128 if signed else 1] == (2.0**-23 if signed else 1.5 * 2.0**-36)
     if signed:
         assert torch.equal(entries[:127], -entries[128:255].flip(0))
 
@@ -118,7 +118,7 @@ def test_blocks_begin_anew_in_every_row(signed: bool, width: int, block: int) ->
 @pytest.mark.parametrize(
     ("signed", "ends"),
     [
-        (True, ((0.25, 32), (0.125, 16), (2.0**-5, 8), (2.0**-20, 2))),
+        (True, ((0.25, 32), (0.125, 16), (2.0**-4, 8), (2.0**-23, 2))),
         (False, ((0.25, 32), (2.0**-16, 8), (2.0**-33, 4))),
     ],
 )

@@ -225,7 +225,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
     ``absmax`` and a floating-point number of few bits; steps of optimizers round them stochastically.
 
     These numbers are 0, 1 and ``(1 + j/k) 2^-e`` with j in 0..k-1. With a sign k is 32 for e = 1..2, 16 for
-    e = 3, 8 for e = 4..5 and 2 for e = 6..20. Without one k is 32 for e = 1..2, 8 for e = 3..16 and 4 for
+    e = 3, 8 for e = 4 and 2 for e = 5..23. Without one k is 32 for e = 1..2, 8 for e = 3..16 and 4 for
     e = 17..36. Blocks with NaN or infinity become NaN.
 
     Args:

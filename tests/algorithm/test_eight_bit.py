@@ -119,7 +119,8 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
                     random = of_state(optimizer, param, key)
                     signed = key not in UNSIGNED
                     kept[key], scales[key] = codes.encode(value, signed=signed, random=random)
-                    assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
+                    share = 0.97 if cls._ALGORITHM in BASIS_ALGORITHMS else 0.999
+                    assert (kept[key] == own[key]).double().mean() >= share, (step, key)
                     rtol = 1e-3 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-4
                     torch.testing.assert_close(own[key + "_absmax"], scales[key], rtol=rtol, atol=1e-12)
                 else:

@@ -144,11 +144,15 @@ def test_codes_of_every_layout_are_those_of_one_process(
 
 
 def assert_next_to(got: Tensor, wanted: Tensor) -> None:
-    """Codes are those next to each other in a thousandth of all at most; numbers differ by rounding."""
+    """Codes differ in a thousandth of all at most; numbers differ by rounding.
+
+    In the first step they are neighbours. What differs by their distance is stored by entries which lie nearer
+    to each other later on.
+    """
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     if got.dtype == torch.uint8:
         apart = (got.int() - wanted.int()).abs()
-        assert (apart <= 1).all()
+        assert (apart <= 4).all()
         assert apart.sum() <= 1e-3 * apart.numel()
     else:
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()

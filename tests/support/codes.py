@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-SMALLEST = 2.0**-20
+SMALLEST = 2.0**-23
 """The smallest magnitude of numbers of either sign."""
 
 
@@ -16,10 +16,10 @@ def magnitudes(signed: bool) -> Tensor:
     """The entries from 0 to 1 in ascending order, float64.
 
     Below 1 each power of two has so many equal parts: of numbers of either sign the first two 32, the next
-    one 16, the next two 8, the last fifteen 2; of numbers that are not negative the first two 32, the next
+    one 16, the next one 8, the last nineteen 2; of numbers that are not negative the first two 32, the next
     14 8, the others 4.
     """
-    counts = [32] * 2 + ([16] + [8] * 2 + [2] * 15 if signed else [8] * 14 + [4] * 20)
+    counts = [32] * 2 + ([16] + [8] + [2] * 19 if signed else [8] * 14 + [4] * 20)
     entries = [1.0]
     for power, parts in enumerate(counts, 1):
         entries.extend(2.0**-power * (1 + part / parts) for part in range(parts))
@@ -48,7 +48,7 @@ def between(x: Tensor, random: Tensor, signed: bool) -> Tensor:
         up = (part - low) / (high - low) + (number.double() + 0.5) * 2.0**-16 >= 1.0
         one = below + up.long()
         if signed:
-            tiny = part.float() * 2.0**36 + number.float() >= 65536.0
+            tiny = part.float() * 2.0**39 + number.float() >= 65536.0
             one = torch.where(part >= SMALLEST, one, tiny.long())
         found.append(torch.where(part > 0, one, 0))
     return torch.cat(found) if found else x.long()

@@ -5,7 +5,7 @@
 //! | book | 1 | entries for each power of two | smallest |
 //! |---|---|---|---|
 //! | not negative | 255 | 32 from 1 down to 2⁻², 8 down to 2⁻¹⁶, then 4 | 1.5·2⁻³⁶ |
-//! | of either sign | 127 | 32 from 1 down to 2⁻², 16 down to 2⁻³, 8 down to 2⁻⁵, then 2 | 2⁻²⁰ |
+//! | of either sign | 127 | 32 from 1 down to 2⁻², 16 down to 2⁻³, 8 down to 2⁻⁴, then 2 | 2⁻²³ |
 //!
 //! The numbers stand in ascending order from 0 on. Of the two entries that a number lies between one is drawn so that the
 //! mean is the number: a random number is added to the bits that are cut off. Half of their range instead gives the nearest
@@ -20,8 +20,8 @@ use super::Real;
 /// The code of 0 in the book of either sign, from which magnitudes are counted up and down. Code 255 is not used.
 pub(in crate::kernels) const ZERO: u8 = 127;
 /// The smallest number of the book of either sign, and what makes 2¹⁶ of it.
-pub(in crate::kernels) const SMALLEST: f32 = 1.0 / 1_048_576.0;
-pub(in crate::kernels) const TO_HALVES: f32 = 68_719_476_736.0; // 2³⁶
+pub(in crate::kernels) const SMALLEST: f32 = 1.0 / 8_388_608.0;
+pub(in crate::kernels) const TO_HALVES: f32 = 549_755_813_888.0; // 2³⁹
 
 /// The entries from a power of two on: of a number's bits `cut` are cut off, and the rest, counted from `base`, is the
 /// entry's number.
@@ -58,8 +58,8 @@ pub(in crate::kernels) const POSITIVE: [Octaves; 3] =
 pub(in crate::kernels) const SIGNED: [Octaves; 4] = [
     Octaves::new(2, 0, 127, 18),
     Octaves::new(3, 2, 63, 19),
-    Octaves::new(5, 3, 47, 20),
-    Octaves::new(20, 5, 31, 22),
+    Octaves::new(4, 3, 47, 20),
+    Octaves::new(23, 4, 39, 22),
 ];
 
 /// The entry with this number.
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(POSITIVE_VALUES.map(f64::from).to_vec(), expected);
         assert_eq!(POSITIVE_VALUES[1].to_bits(), (1.5_f32 * 2.0_f32.powi(-36)).to_bits());
 
-        let mut magnitudes = entries([32, 32, 16, 8, 8].into_iter().chain([2; 15]));
+        let mut magnitudes = entries([32, 32, 16, 8].into_iter().chain([2; 19]));
         assert_eq!((magnitudes.len(), magnitudes.last()), (127, Some(&f64::from(SMALLEST))));
         magnitudes.push(0.0);
         magnitudes.reverse();

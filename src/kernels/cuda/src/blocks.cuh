@@ -8,7 +8,7 @@ constexpr int MOST_BLOCK = 512;  // elements of a block
 constexpr int ZERO = 127;        // the code of 0 in the book of either sign; 255 is not used
 
 // The code books by code: of numbers of either sign, for each power of two 32 entries down to 2^-2, 16 down to
-// 2^-3, 8 down to 2^-5, then 2 down to 2^-20; of numbers that are not negative 32 down to 2^-2, 8 down to
+// 2^-3, 8 down to 2^-4, then 2 down to 2^-23; of numbers that are not negative 32 down to 2^-2, 8 down to
 // 2^-16, then 4.
 struct Books {
     float value[2][ENTRIES];
@@ -21,7 +21,7 @@ struct Books {
         float least = 1.0f;
         for (int octave = 1; next > 1; ++octave) {
             least *= 0.5f;
-            const int count = octave <= 2 ? 32 : octave <= 3 ? 16 : octave <= 5 ? 8 : 2;
+            const int count = octave <= 2 ? 32 : octave <= 3 ? 16 : octave <= 4 ? 8 : 2;
             for (int j = count - 1; j >= 0; --j) {
                 --next;
                 value[0][ZERO + next] = least * (1.0f + static_cast<float>(j) / static_cast<float>(count));
@@ -66,12 +66,12 @@ __device__ __forceinline__ bool is_from(u32 bits, u32 power) { return bits >= (1
 
 // The code of a number that is at most about 1 in size; `random` has 16 bits.
 __device__ __forceinline__ u32 signed_code(float q, u32 random) {
-    constexpr float SMALLEST = 1.0f / 1048576.0f;  // 2^-20
-    constexpr float TO_HALVES = 68719476736.0f;    // 2^36: makes 2^16 of it
+    constexpr float SMALLEST = 1.0f / 8388608.0f;  // 2^-23
+    constexpr float TO_HALVES = 549755813888.0f;   // 2^39: makes 2^16 of it
     const float size = fabsf(q);
     const u32 bits = __float_as_uint(size);
-    int found = without_last_bits<22, 5, 31>(bits, random);
-    if (is_from(bits, 5)) found = without_last_bits<20, 3, 47>(bits, random);
+    int found = without_last_bits<22, 4, 39>(bits, random);
+    if (is_from(bits, 4)) found = without_last_bits<20, 3, 47>(bits, random);
     if (is_from(bits, 3)) found = without_last_bits<19, 2, 63>(bits, random);
     if (is_from(bits, 2)) found = without_last_bits<18, 0, 127>(bits, random);
     if (!(size >= SMALLEST)) found = size * TO_HALVES + static_cast<float>(random) >= 65536.0f;

@@ -9,11 +9,11 @@ use oxidion_miri::threads;
 fn book(dtype: DType) -> Vec<f64> {
     let mut entries = vec![0.0, 1.0];
     let signed = dtype == DType::Q8;
-    for octave in 1..=if signed { 20 } else { 36 } {
+    for octave in 1..=if signed { 23 } else { 36 } {
         let count = match (octave, signed) {
             (1 | 2, _) => 32,
             (3, true) => 16,
-            (4 | 5, true) | (3..=16, false) => 8,
+            (4, true) | (3..=16, false) => 8,
             (_, true) => 2,
             (_, false) => 4,
         };
