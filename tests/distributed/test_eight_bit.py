@@ -146,7 +146,7 @@ def test_codes_of_every_layout_are_those_of_one_process(
 def assert_next_to(got: Tensor, wanted: Tensor) -> None:
     """Codes differ in a thousandth of all at most; numbers differ by rounding.
 
-    In the first step they are neighbours. What differs by their distance is stored by entries which lie nearer
+    In the first step they are neighbours. What differs by their distance is stored by entries that lie nearer
     to each other later on.
     """
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
