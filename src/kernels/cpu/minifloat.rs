@@ -113,9 +113,9 @@ fn number<const N: usize>(parts: &[Octaves; N], bits: u32, random: u32) -> i32 {
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as the others; 8 bits
 fn positive_code(q: f32, random: u32) -> u8 {
-    let bits = if q > 0.0 { q.to_bits() } else { 0 };
-    let least = i32::from(bits > 0);
-    number(&POSITIVE, bits, random).clamp(least, if bits > 0 { 255 } else { 0 }) as u8
+    // Bounds that depend on q would have a panic, and no loop over this would be vectorised.
+    let found = number(&POSITIVE, q.to_bits(), random).clamp(1, 255);
+    if q > 0.0 { found as u8 } else { 0 }
 }
 
 /// The code of a number that is at most about 1 in size.
