@@ -28,9 +28,7 @@ pub trait Real:
     fn to_f32(self) -> f32;
     /// Numbers of this type, of those in both.
     fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
-    /// Numbers that are float32 already.
-    fn as_f32(values: &[Self]) -> Option<&[f32]>;
-    /// The same, to be written.
+    /// Numbers that are float32 already, to be written.
     fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
 }
 
@@ -59,10 +57,6 @@ impl Real for f32 {
     #[inline]
     fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
         narrow
-    }
-    #[inline]
-    fn as_f32(values: &[Self]) -> Option<&[f32]> {
-        Some(values)
     }
     #[inline]
     fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
@@ -95,10 +89,6 @@ impl Real for f64 {
     #[inline]
     fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
         wide
-    }
-    #[inline]
-    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
-        None
     }
     #[inline]
     fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
