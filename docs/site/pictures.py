@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,15 @@ def printed(path: Path, text: str, marks: Sequence[Mark], columns: int) -> None:
             f'<text x="{x:.1f}" y="{y:.1f}" fill="{ACCENT}" font-size="{0.7 * SIZE:.1f}">{number}</text>'
         )
     path.write_text("\n".join([*drawn, "</svg>"]) + "\n", "utf-8")
+
+
+def columns_of(table: str, names: Sequence[str]) -> str:
+    """Some columns of a printed table, the first one with them."""
+    head = table.partition("\n")[0]
+    starts = [found.start() for found in re.finditer(r"\S+", head)]
+    columns = list(zip(starts, [*starts[1:], None], strict=True))
+    chosen = [columns[0], *(at for at in columns if head[at[0] : at[1]].strip() in names)]
+    return "\n".join("".join(line[first:end] for first, end in chosen) for line in table.splitlines())
 
 
 def _letters(text: str, column: int, line: int, color: str) -> str:
@@ -191,6 +201,7 @@ def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     optimizer, _ = trained(20, layers=1, rank_fraction=0.25)
     explained = (
+        "states",
         "placements",
         "algorithm",
         "view",
@@ -202,7 +213,8 @@ def draw(folder: Path) -> None:
         "flops",
         "wire_bytes",
     )
-    printed(folder / "explain.svg", str(optimizer.explain()), [(0, word) for word in explained], 170)
+    rows = columns_of(str(optimizer.explain()), explained)
+    printed(folder / "explain.svg", rows, [(0, word) for word in explained], len(rows.partition("\n")[0]))
     plan = muon_on_four_ranks()
     lines = plan.splitlines()
 

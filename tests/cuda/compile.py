@@ -228,8 +228,7 @@ def listing(code: bytes) -> dict[str, list[str]]:
 def loads_before_use(instructions: Sequence[str], *loads: str) -> list[int]:
     """Counts loads of some kinds that are issued in a row before one of them is needed.
 
-    Two loads of these kinds may fill the same register: one of them is predicated off, or in another branch,
-    which may overwrite that register first.
+    Two loads of these kinds may fill the same register: one of them is predicated off.
     """
     widths = {
         load: int(load.rpartition(".")[2]) // 32 if load[-1].isdigit() and not load.endswith("U16") else 1
@@ -240,10 +239,9 @@ def loads_before_use(instructions: Sequence[str], *loads: str) -> list[int]:
         named = [int(number) for number in re.findall(r"\bR(\d+)\b", text)]
         form = r"(?:@!?U?P\w+ )?{}(?![\w.])"
         width = next((widths[load] for load in loads if re.match(form.format(re.escape(load)), text)), 0)
-        if pending.intersection(named[1:]):
+        if pending.intersection(named[1:] if width else named):
             runs.append(0)
             pending.clear()
-        pending.difference_update(named[:1])
         if width:
             runs[-1] += 1
             pending.update(range(named[0], named[0] + width))

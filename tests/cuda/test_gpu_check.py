@@ -196,6 +196,7 @@ def values(*numbers: float) -> list[torch.Tensor]:
         ([1.0, 1.001, 1.0], [1.0, 1.5, 1.0], ""),
         ([1.0, float("nan")], [], "an update is NaN"),
         ([1.0, 1.0], [1.5], "updates differ by 3.3e-01 from libtorch's"),
+        ([0.0, 0.0], [0.0], "nothing is compared"),
     ],
 )
 def test_bits_that_differ_are_told_apart(
@@ -207,6 +208,12 @@ def test_bits_that_differ_are_told_apart(
     assert reason in found
     assert bool(found) == bool(reason)
     assert results == {"compare": [], "libtorch": []}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_updates_are_measured_in_every_type(dtype: torch.dtype) -> None:
+    updates = parts.steps(parts.Setting("AdamW", {}, dtype, parts.SMALL), torch.device("cpu"), 1)
+    assert all(update.dtype == torch.float64 and update.any() for update in updates)
 
 
 def test_sanitizers_run_the_smallest_setting_of_each_source() -> None:

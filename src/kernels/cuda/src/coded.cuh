@@ -170,28 +170,30 @@ __device__ __forceinline__ void unstage(const float* from, int count, float (&x)
 template <typename C, typename Op>
 struct Work {
     static constexpr int N = Op::OPERANDS;
+    const CodedJob& job;
     Segment segment;
     Run run[N];
     float scale[N];
-    const short* low[N];
-    bool formed[N];
     int whole;  // elements that go by vectors
 
-    __device__ Work(const CodedJob& job, u32 number, const Segment& segment) : segment(segment) {
+    __device__ Work(const CodedJob& job, u32 number, const Segment& segment) : job(job), segment(segment) {
         bool is_aligned = true;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             run[n] = stored_run(job, n, segment.start);
-            formed[n] = is_formed(job, n);
             const u64 bytes = VECTOR * stored_bytes(run[n].type);
             is_aligned = is_aligned && reinterpret_cast<u64>(run[n].start) % bytes == 0;
             scale[n] = 0.0f;
-            low[n] = run[n].type == Type::master ? low_halves(job, n, segment.start) : nullptr;
-            is_aligned = is_aligned && reinterpret_cast<u64>(low[n]) % (VECTOR * sizeof(short)) == 0;
+            is_aligned = is_aligned && reinterpret_cast<u64>(low(n)) % (VECTOR * sizeof(short)) == 0;
             if ((Op::READS >> n & 1) && is_coded(run[n].type) && segment.length)
                 scale[n] = in_global_memory(job.scales[n])[number];
         }
         whole = is_aligned ? segment.length / VECTOR * VECTOR : 0;
+    }
+
+    // The low halves of an operand, where it has some.
+    __device__ __forceinline__ const short* low(int n) const {
+        return run[n].type == Type::master ? low_halves(job, n, segment.start) : nullptr;
     }
 
     // Computes all elements. What is written to operands with a form goes to `staged`, by operand.
@@ -205,7 +207,7 @@ struct Work {
                 if (i < whole) {
 #pragma unroll
                     for (int n = 0; n < N; ++n) {
-                        if (Op::READS >> n & 1) fetched[a][n].load(run[n], i, low[n]);
+                        if (Op::READS >> n & 1) fetched[a][n].load(run[n], i, low(n));
                     }
                 }
             }
@@ -231,7 +233,7 @@ struct Work {
 #pragma unroll
                     for (int n = 0; n < N; ++n) {
                         if (!(Op::WRITES >> n & 1)) continue;
-                        if (formed[n]) {
+                        if (is_formed(job, n)) {
                             stage(to, x[n]);
                         } else {
                             store_vector(run[n], i, x[n]);
@@ -245,13 +247,13 @@ struct Work {
             C one[N];
 #pragma unroll
             for (int n = 0; n < N; ++n)
-                one[n] = Op::READS >> n & 1 ? load_stored<C>(run[n], i, tables, scale[n], low[n]) : C(0);
+                one[n] = Op::READS >> n & 1 ? load_stored<C>(run[n], i, tables, scale[n], low(n)) : C(0);
             op(one);
             float* to = staged + i;
 #pragma unroll
             for (int n = 0; n < N; ++n) {
                 if (!(Op::WRITES >> n & 1)) continue;
-                if (formed[n]) {
+                if (is_formed(job, n)) {
                     *to = static_cast<float>(one[n]);
                 } else {
                     store<C>(run[n], i, one[n]);

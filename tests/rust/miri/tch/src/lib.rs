@@ -187,7 +187,7 @@ refused! {
         f_mul_scalar f_ne f_pow_tensor_scalar f_remainder f_reshape f_squeeze_dim
         f_sub_scalar f_sum f_to_device f_unsqueeze f_view_dtype;
     2: f_amax f_div_scalar_mode f_flatten f_index_select f_masked_fill f_select;
-    3: f_bucketize f_gather f_index_copy_ f_index_fill f_nan_to_num f_narrow f_sum_dim_intlist;
+    3: f_gather f_index_copy_ f_index_fill f_nan_to_num f_narrow f_sum_dim_intlist;
     tensor: f_add f_sub f_mul f_div f_fmax f_fmin f_lt_tensor
         f_le_tensor f_logical_and f_logical_or f_bitwise_xor_tensor f_expand_as f_reshape_as;
 }
