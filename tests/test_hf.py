@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion import hf
-from oxidion.hf import OptimizerFactory
+from oxidion.compat import hf
+from oxidion.compat.hf import OptimizerFactory
 
 
 class Tiny(nn.Module):

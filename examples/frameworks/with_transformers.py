@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from oxidion.hf import OptimizerFactory
+from oxidion.compat.hf import OptimizerFactory
 
 VOCABULARY = 64
 

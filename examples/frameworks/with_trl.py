@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-from oxidion.hf import OptimizerFactory
+from oxidion.compat.hf import OptimizerFactory
 
 NUMBERS = 64
 

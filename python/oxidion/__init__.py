@@ -16,7 +16,7 @@ from oxidion._torch import library as _library
 
 _library.serving()  # the extension finds it open
 
-from oxidion import checkpoint, functional, hf, optim, qk_clip  # noqa: E402
+from oxidion import checkpoint, compat, functional, optim, qk_clip  # noqa: E402
 from oxidion._core import table as _table  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
@@ -31,10 +31,10 @@ __all__ = [
     "PoisonedOptimizer",
     "__version__",
     "checkpoint",
+    "compat",
     "env_report",
     "functional",
     "galore_param_groups",
-    "hf",
     "in_backward",
     "optim",
     "param_groups",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 import oxidion
-from oxidion import titan
+from oxidion.compat import titan
 from support.inputs import gaussian, gradients
 
 from . import jobs

@@ -16,7 +16,7 @@ import typing_extensions
 from torch import Tensor, nn
 
 import oxidion
-from oxidion import megatron
+from oxidion.compat import megatron
 from support.inputs import gaussian
 
 SHAPES = ((8, 6), (6, 12), (5, 7))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion import megatron, titan
+from oxidion.compat import megatron, titan
 from oxidion.functional import muon
 
 from . import stubs
@@ -26,14 +26,16 @@ LAZY = ("torchtitan", "axolotl", "megatron", "emerging_optimizers", "transformer
 
 
 def test_importing_the_package_imports_no_framework_and_no_adapter() -> None:
-    code = "import sys, oxidion, oxidion.titan, oxidion.megatron; print(*sys.modules)"
+    code = "import sys, oxidion, oxidion.compat.titan, oxidion.compat.megatron; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "oxidion.titan" in loaded
-    assert not loaded & {*LAZY, "oxidion.axolotl"}
+    assert "oxidion.compat.titan" in loaded
+    assert not loaded & {*LAZY, "oxidion.compat.axolotl"}
     code = "import sys, oxidion; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"oxidion.titan", "oxidion.megatron", "oxidion.axolotl"} & set(done.stdout.split())
+    assert not {"oxidion.compat.titan", "oxidion.compat.megatron", "oxidion.compat.axolotl"} & set(
+        done.stdout.split()
+    )
 
 
 # ------------------------------------------------------------------------------------------ functional
@@ -162,9 +164,9 @@ def test_titan_itself_builds_steps_schedules_and_restores(real_titan: Any, imple
 def plugin(monkeypatch: Patch) -> Any:
     """The module of the plugin over a stand-in for axolotl."""
     stubs.installed(monkeypatch, "axolotl.integrations.base", BasePlugin=stubs.BasePlugin)
-    monkeypatch.delitem(sys.modules, "oxidion.axolotl", raising=False)
-    yield importlib.import_module("oxidion.axolotl")
-    sys.modules.pop("oxidion.axolotl", None)
+    monkeypatch.delitem(sys.modules, "oxidion.compat.axolotl", raising=False)
+    yield importlib.import_module("oxidion.compat.axolotl")
+    sys.modules.pop("oxidion.compat.axolotl", None)
 
 
 def trainer_of(model: nn.Module) -> Any:
@@ -240,7 +242,7 @@ def test_axolotl_words_that_are_not_the_plugins_are_left_to_axolotl(plugin: Any)
 
 @pytest.mark.parametrize("key", ["lr_groups", "embedding_lr", "embedding_lr_scale", "loraplus_lr_ratio"])
 def test_axolotl_keys_that_ask_for_other_groups_are_refused(key: str, plugin: Any) -> None:
-    with pytest.raises(ValueError, match=f"{key} is not read by oxidion.axolotl"):
+    with pytest.raises(ValueError, match=f"{key} is not read by oxidion.compat.axolotl"):
         plugin.make(tiny(), {**AXOLOTL, "optimizer": "muon", key: 0.5})
 
 
@@ -248,10 +250,10 @@ def test_axolotl_itself_loads_the_plugin_and_its_trainer_makes_the_optimizer(mon
     base = peer("axolotl.integrations.base", monkeypatch)
     cfg_of = peer("axolotl.utils.dict", monkeypatch).DictDefault
     mixin = peer("axolotl.core.trainers.mixins.optimizer", monkeypatch).OptimizerMixin
-    monkeypatch.delitem(sys.modules, "oxidion.axolotl", raising=False)
+    monkeypatch.delitem(sys.modules, "oxidion.compat.axolotl", raising=False)
     manager = base.PluginManager.get_instance()
     monkeypatch.setattr(manager, "plugins", type(manager.plugins)())
-    manager.register("oxidion.axolotl.Plugin")
+    manager.register("oxidion.compat.axolotl.Plugin")
     (own,) = manager.plugins.values()
     assert isinstance(own, base.BasePlugin)
     cfg = cfg_of({**AXOLOTL, "optimizer": "dion", "dion_lr": 0.05, "dion_rank_fraction": 0.5})
@@ -266,7 +268,7 @@ def test_axolotl_itself_loads_the_plugin_and_its_trainer_makes_the_optimizer(mon
     assert [made.param_groups[0][key] for key in ("lr", "rank_fraction")] == [0.05, 0.5]
     monkeypatch.setattr(manager, "_cfg", cfg, raising=False)
     assert type(manager.create_optimizer(trainer)) is oxidion.Dion
-    sys.modules.pop("oxidion.axolotl", None)
+    sys.modules.pop("oxidion.compat.axolotl", None)
 
 
 # -------------------------------------------------------------------------------------------- Megatron

@@ -12,7 +12,7 @@ from torch import nn
 
 import oxidion
 from oxidion.backward import BackwardOptimizer
-from oxidion.hf import LowRankFactory, OptimizerFactory, from_name, read_optim_args
+from oxidion.compat.hf import LowRankFactory, OptimizerFactory, from_name, read_optim_args
 
 from .models import MATRICES, REST, backward, names, peer, tiny
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion.hf import OptimizerFactory
+from oxidion.compat.hf import OptimizerFactory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the packages about themselves
 

@@ -29,15 +29,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "graph": frozenset({"_core", "_cuda"}),
     "groups": frozenset({"_core", "_dist", "optim"}),
     "backward": frozenset({"_core", "_cuda", "_dist", "_torch"}),
-    "hf": frozenset({"_core", "backward", "groups", "optim"}),
-    "axolotl": frozenset({"_core", "groups", "hf", "optim"}),
-    "megatron": frozenset({"_core", "_dist", "optim"}),
-    "titan": frozenset({"_core", "optim"}),
+    "compat": frozenset({"_core", "_dist", "backward", "checkpoint", "groups", "optim"}),
     "qk_clip": frozenset({"_core", "_dist"}),
     "_gpu_check": frozenset({"", "_core", "_cuda", "graph"}),
     "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
     "": frozenset(
-        {"_core", "_torch", "backward", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}
+        {"_core", "_torch", "backward", "checkpoint", "compat", "functional", "groups", "optim", "qk_clip"}
     ),
 }
 """Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""

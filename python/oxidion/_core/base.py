@@ -19,7 +19,7 @@ from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve, stored
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
-from oxidion._core.written import Written, elsewhere, plain
+from oxidion._core.written import Written, elsewhere
 from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
@@ -132,7 +132,7 @@ class OxOptimizer(Stepper, Optimizer):
         self._refuse_differentiable(defaults)
         if distributed_mesh is not None:
             self._meshes = comm.read_meshes(("distributed_mesh", distributed_mesh, True))
-        defaults = {**defaults, "algorithm": self._ALGORITHM, "step": 0}
+        defaults = {**validate.plain_group(defaults), "algorithm": self._ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
         if "beta2" in self._SCHEMA and validate.is_pair(defaults["betas"]):
@@ -260,7 +260,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check_written(self) -> None:
         for number, group in enumerate(self.param_groups):
             if "algorithm" in group and self._written.is_new(number, group):  # else the core says so
-                made, where = plain(group), f"group {number}"
+                made, where = validate.plain_group(group), f"group {number}"
                 away = elsewhere(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
                 fields = schema.COMMON | self._registry[made["algorithm"]]._SCHEMA
@@ -563,6 +563,7 @@ class OxOptimizer(Stepper, Optimizer):
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
                 }
             saved["state"] = masters.saved(saved["state"])
+        saved["param_groups"] = [validate.plain_group(group) for group in saved["param_groups"]]
         return saved
 
     def _make_whole(self) -> None:

@@ -120,9 +120,7 @@ def spell(
     schemas: Mapping[str, Mapping[str, Field]],
 ) -> None:
     """Turns other spellings of keys and values into the class's own; completes betas given in one form."""
-    for key, value in group.items():
-        if isinstance(value, torch.dtype):
-            group[key] = validate.dtype_name(value, key)
+    group.update(validate.plain_group(group))
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
         if other in schema and own in schema:

@@ -223,6 +223,9 @@ def route() -> Field:
     return Field("auto", wanted, check, known)
 
 
+_LISTS = ("params", "param_names")
+"""Keys of groups with an entry for each parameter."""
+_PLAIN = {str, int, float, bool, type(None)}
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -243,6 +246,31 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
     if name not in DTYPES:
         raise ValueError(f"{key} must be one of {', '.join(DTYPES)} or None, got {value!r}")
     return name
+
+
+def plain(key: str, value: Any) -> Any:
+    """A value of a group as groups keep it: the name of a dtype, and Python's own types.
+
+    Members of enumerations and numbers of NumPy are strings and numbers of types that a checkpoint cannot name
+    under ``weights_only=True``.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.dtype):
+        return dtype_name(value, key)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(plain(key, each) for each in value) if type(value) in (tuple, list) else value
+    is_numpy = not isinstance(value, torch.Tensor) and getattr(value, "shape", None) == ()
+    return value.item() if is_numpy else value
+
+
+def plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with values of Python's own types."""
+    return {key: value if key in _LISTS else plain(key, value) for key, value in group.items()}
 
 
 def is_same(value: object, other: object) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from oxidion._core import schema, validate
+from oxidion._core import schema
 
 LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA}
 """Keys that change from step to step; none goes with the value of another, apart from ``lr``."""
@@ -72,16 +71,3 @@ def elsewhere(group: Mapping[str, Any]) -> set[str]:
 def is_still(group: Mapping[str, Any]) -> bool:
     """True at a learning rate of 0 that the host knows: such a step changes no weight."""
     return group["lr"] is not None and "lr" not in elsewhere(group) and float(group["lr"]) == 0
-
-
-def plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with names of dtypes, and numbers of NumPy, which schedulers may write, as Python's."""
-    return {key: _plain(key, value) for key, value in group.items()}
-
-
-def _plain(key: str, value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return validate.dtype_name(value, key)
-    if isinstance(value, (Tensor, int, float)) or getattr(value, "shape", None) != ():
-        return value
-    return value.item()

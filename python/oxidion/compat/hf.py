@@ -83,7 +83,7 @@ class LowRankFactory:
     """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of GaLore and APOLLO: `from_name` returns it.
 
     Weights of the ``nn.Linear`` modules that ``targets`` names are projected, others are stepped by AdamW.
-    Parameters of fewer than two dimensions do not decay. The decisions are logged to ``oxidion.hf``.
+    Parameters of fewer than two dimensions do not decay. The decisions are logged to ``oxidion.compat.hf``.
     """
 
     def __call__(
