@@ -251,8 +251,7 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
 def plain(key: str, value: Any) -> Any:
     """A value of a group as groups keep it: the name of a dtype, and Python's own types.
 
-    Members of enumerations and numbers of NumPy are strings and numbers of types that a checkpoint cannot name
-    under ``weights_only=True``.
+    Members of enumerations and numbers of NumPy have types that ``torch.load(weights_only=True)`` refuses.
     """
     if type(value) in _PLAIN:
         return value

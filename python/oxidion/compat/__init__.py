@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["axolotl", "colossalai", "dion", "hf", "megatron", "titan", "torch"]  # noqa: F822
+__all__ = ["axolotl", "colossalai", "dion", "hf", "megatron", "titan", "torch"]
 
 
 def __getattr__(name: str) -> ModuleType:

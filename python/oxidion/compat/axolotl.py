@@ -11,8 +11,8 @@ from torch import nn
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR
-from oxidion.groups import algorithms
 from oxidion.compat.hf import read_optim_args
+from oxidion.groups import algorithms
 
 _base: Any = importlib.import_module("axolotl.integrations.base")
 
@@ -74,7 +74,8 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     """
     if given := [key for key in NOT_READ if cfg.get(key) is not None]:
         raise ValueError(
-            f"{given[0]} is not read by oxidion.compat.axolotl: leave it out, or take an optimizer of axolotl's own"
+            f"{given[0]} is not read by oxidion.compat.axolotl: leave it out, or take an optimizer of "
+            "axolotl's own"
         )
     name, bits = NAMES[_word(cfg)]
     lr = float(cfg["learning_rate"])
