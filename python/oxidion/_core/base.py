@@ -70,7 +70,9 @@ class OxOptimizer(Stepper, Optimizer):
             with a model in DDP: it is read from them.
         model_options: with a model, the arguments of `param_groups` by keyword, as ``scalar_lr``,
             ``head_lr``, ``overrides`` and ``summary``, and group keys. Pass ``model=`` where a framework
-            supplies parameters or groups: only those are stepped, and keys of the groups override.
+            supplies parameters or groups: only those are stepped, and keys of the groups override. Of them
+            ``extra_keys`` goes without a model too: names of group keys of your own, as ``("lr_mult",)``,
+            which groups keep, checkpoints have and no step reads.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -113,6 +115,8 @@ class OxOptimizer(Stepper, Optimizer):
             )
 
     _init_states: bool = False
+    _extra_keys: frozenset[str] = frozenset()
+    """Keys of groups that are the user's own."""
     _given: frozenset[tuple[int, ...]] = frozenset()
     _names_so_far: set[str] | None = None
     _given_so_far: set[Tensor] | None = None
@@ -247,7 +251,8 @@ class OxOptimizer(Stepper, Optimizer):
         own = schemas.get(group.get("algorithm", self._ALGORITHM), self._SCHEMA)
         fields = self._SCHEMA | schema.COMMON | own
         where = f"group {number}"
-        validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
+        known = schema.known_keys(schemas) | self._extra_keys
+        validate.check_group(group, fields, known, where, self._words(group))
         validate.check_decay(group, where)
 
     def _check_together(self, group: dict[str, Any], where: str) -> None:
@@ -441,6 +446,7 @@ class OxOptimizer(Stepper, Optimizer):
                 where = f"group {number} of the state dict"
                 validate.check_group(group, {"algorithm": schema.COMMON["algorithm"]}, set(group), where)
                 schema.translate(group, self._words(group), where)
+            loading.keep_extra(groups, self.param_groups, self._extra_keys)
             loading.keep_streams(groups, self.param_groups)
             masters.keep(groups, self.param_groups)
             lost.extend(averages.lost(groups, self.param_groups))
@@ -605,6 +611,7 @@ class OxOptimizer(Stepper, Optimizer):
                 state["state"] = defaultdict(dict, held)
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         eager = {"_init_states": True} if self._init_states else {}
+        eager |= {"_extra_keys": self._extra_keys} if self._extra_keys else {}
         return {**state, **own, **eager, **({"_functions": self._functions} if self._functions else {})}
 
     def synchronize_for_checkpoint(self) -> None:

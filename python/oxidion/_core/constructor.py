@@ -28,6 +28,9 @@ LEFT_OUT: Any = _LeftOut()
 OPTIONS = "model_options"
 """Name of the arguments of a constructor that say how the parameters of a model are sorted."""
 
+EXTRA = "extra_keys"
+"""Name of the argument for group keys of a user's own."""
+
 SCALAR = "scalar_"
 """Prefix of the arguments for parameters that are no matrices."""
 
@@ -192,7 +195,7 @@ def complete(
         cls.__doc__ = completed(cls.__doc__, documented, (*names, *options))
     made = _renamed(init, names, frozenset(words), rename or (lambda _: None))
     if options and sorter is not None:
-        made = _prepared(made, names, sorter)
+        made = _prepared(made, names, frozenset(keys), sorter)
     setattr(cls, "__init__", _checked(made, names, frozenset(keys), sorter if options else None))  # noqa: B010
 
 
@@ -216,6 +219,21 @@ def unknown(
     """
     what = f"{cls.__name__}() has no argument {key!r}, got {value!r}"
     return TypeError(f"{what}; {_advice(key, known, keys, options)}")
+
+
+def extra_keys(given: Iterable[str], known: Iterable[str]) -> frozenset[str]:
+    """Group keys of a user's own, which an optimizer keeps and does not read.
+
+    Raises:
+        TypeError: for anything but names.
+        ValueError: for a key that an optimizer reads.
+    """
+    found = None if isinstance(given, str) else frozenset(given)
+    if found is None or not all(isinstance(key, str) for key in found):
+        raise TypeError(f"{EXTRA} must be a list of names of group keys, got {given!r}")
+    for key in sorted(found.intersection(known)):
+        raise ValueError(f"{EXTRA} are keys that no optimizer reads, and {key!r} is a setting: leave it out")
+    return found
 
 
 def _advice(key: str, known: frozenset[str], keys: frozenset[str], options: frozenset[str]) -> str:
@@ -273,9 +291,9 @@ def _renamed(
 
 
 def _prepared(
-    init: Callable[..., None], names: Sequence[str], sorter: Callable[[], Sorter]
+    init: Callable[..., None], names: Sequence[str], keys: frozenset[str], sorter: Callable[[], Sorter]
 ) -> Callable[..., None]:
-    """A constructor that takes a model in the place of parameters."""
+    """A constructor that takes a model in the place of parameters, and group keys of a user's own."""
     own = frozenset(names)
     parameters = inspect.signature(init).parameters
     usual = {name: parameters[name].default for name in names if name != "params"}
@@ -283,6 +301,7 @@ def _prepared(
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         options = {key: kwargs.pop(key) for key in kwargs.keys() - own}
+        self._extra_keys = extra_keys(options.get(EXTRA, ()), keys)
         placed = names[: len(args)]
         twice = {key: kwargs.pop(key) for key in placed if key in kwargs}  # Python refuses these
         by_place = dict(zip(names, args, strict=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -79,6 +79,16 @@ def _is_key(value: object) -> bool:
     except TypeError:  # a tuple is Hashable, whatever is in it
         return False
     return True
+
+
+def keep_extra(
+    groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]], extra: Iterable[str]
+) -> None:
+    """Gives groups the optimizer's values of a user's own keys, in place, where the checkpoint has none."""
+    for group, target in zip(groups, own, strict=False):
+        for key in extra:
+            if key in target:
+                group.setdefault(key, target[key])
 
 
 def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:

@@ -361,5 +361,9 @@ def check_group(
                 raise ValueError(f"{key} must be {field.wanted}, got {shown(value)} ({where}){near}")
         elif key not in known:
             like = nearest(key, {*schema, *words}, known)
-            advice = f"the nearest known key is {like!r}" if like else f"known keys are {', '.join(schema)}"
+            advice = (
+                f"the nearest known key is {like!r}"
+                if like
+                else f"known keys are {', '.join(schema)}; extra_keys=({key!r},) keeps one of your own"
+            )
             raise ValueError(f"unknown group key {key!r} ({where}); {advice}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import ParamsT
 
-from oxidion._core import schema
+from oxidion._core import constructor, schema
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR, nearest
 from oxidion._core.group_checks import listed
@@ -46,7 +46,7 @@ def _check_keys(keys: Iterable[str]) -> None:
             raise TypeError(f"param_groups() got an unknown argument {key!r}{advice}")
 
 
-def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
+def _overrides(given: Overrides | None, extra: Collection[str]) -> list[tuple[Any, dict[str, Any]]]:
     """Overrides as pairs of what they match and group keys."""
     if given is None:
         return []
@@ -57,7 +57,7 @@ def _overrides(given: Overrides | None) -> list[tuple[Any, dict[str, Any]]]:
         if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, nn.Module)):
             raise TypeError(f"a key of overrides must be a name pattern or a class of modules, got {key!r}")
         keys: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"algorithm": value}
-        for name in keys.keys() - _known_keys() - {"algorithm"}:
+        for name in keys.keys() - _known_keys() - {"algorithm"} - set(extra):
             near = nearest(name, _known_keys())
             advice = "" if near is None else f"; the nearest is {near!r}"
             raise ValueError(f"overrides[{key!r}]: unknown group key {name!r}{advice}")
@@ -135,6 +135,7 @@ def param_groups(
     prefix: str = "",
     strict: bool = False,
     summary: bool = True,
+    extra_keys: Iterable[str] = (),
     **group_keys: Any,
 ) -> ParamGroups:
     """Groups for an optimizer of this package, with the names of the parameters.
@@ -176,6 +177,8 @@ def param_groups(
             prefix="encoder")``, so that they are those of the model.
         strict: raise where a rule guessed.
         summary: print the summary.
+        extra_keys: names of keys of your own that ``overrides`` give to groups; no algorithm reads them.
+            The constructor that takes the groups has to be told them too.
         **group_keys: further keys of the matrix groups, and with ``scalar_`` before them of the rest
             (``scalar_betas``).
 
@@ -219,7 +222,8 @@ def param_groups(
             raise ValueError(f"{name} has no shape yet, as its module is lazy: run a forward pass first")  # noqa: TRY004
     known = Model(model, example, split_fused, prefix.rstrip("."))
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
-    sorted_ = _Sorted(settings, cls, _overrides(overrides), patterns, is_whole=params is None)
+    pairs = _overrides(overrides, constructor.extra_keys(extra_keys, _known_keys()))
+    sorted_ = _Sorted(settings, cls, pairs, patterns, is_whole=params is None)
     handed = None if params is None else _handed(params, model)
     before = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
     for held in known:

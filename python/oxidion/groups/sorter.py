@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from oxidion._core.base import OxOptimizer
-from oxidion._core.constructor import OPTIONS, SCALAR, unknown
+from oxidion._core.constructor import EXTRA, OPTIONS, SCALAR, unknown
 from oxidion._core.group_checks import lacks_rank, listed
 from oxidion._dist.comm import is_mesh
 from oxidion.groups import algorithms
@@ -70,6 +70,7 @@ class ModelSorter:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if model is None or isinstance(params, ParamGroups):
+            options.pop(EXTRA, None)  # the constructor has read it
             _refuse_options(cls, options)
             if isinstance(params, ParamGroups):  # torch writes into groups, and these may serve again
                 given["params"] = [dict(group) for group in params]

@@ -19,6 +19,8 @@ Overrides: TypeAlias = Mapping["str | type[nn.Module]", "str | type[Optimizer] |
 class ModelOptions(TypedDict, total=False):
     """Arguments that say how the parameters of a model are sorted: those of ``oxidion.param_groups``.
 
+    ``extra_keys`` goes without a model too.
+
     At run time every key of groups is taken with ``scalar_`` before it; type checkers know these.
     """
 
@@ -36,3 +38,4 @@ class ModelOptions(TypedDict, total=False):
     example: Any
     prefix: str
     summary: bool
+    extra_keys: Iterable[str]
