@@ -150,7 +150,7 @@ def _fitted(
                         f"{source} state dict has {found}"
                     )
     merged = [
-        {**{key: value for key, value in target.items() if key != "params"}, **group}
+        {**{k: v for k, v in target.items() if k not in ("params", *optimizer._words(target))}, **group}
         for group, target in zip(groups, own, strict=True)
     ]
     return {**result, "param_groups": merged}
