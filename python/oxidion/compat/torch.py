@@ -26,8 +26,8 @@ class Muon(optim.Muon):
 
     Groups show ``momentum``, ``eps`` and ``adjust_lr_fn`` beside ``mu``, ``epsilon`` and ``adjust_lr`` of
     ``oxidion.Muon``: the one that is written counts from the next step on. The state is that of
-    ``oxidion.Muon``, a sum of gradients where torch keeps an average; ``load_state_dict`` takes both. Products
-    are in float32 where the processor does not multiply bfloat16 faster, torch's always in bfloat16.
+    ``oxidion.Muon``, a sum of gradients where torch keeps an average; ``load_state_dict`` takes both.
+    Products are in float32 where the processor does not multiply bfloat16 faster, torch's always in bfloat16.
 
     Args:
         params: matrices, groups of them, or a model.
@@ -38,7 +38,7 @@ class Muon(optim.Muon):
         ns_coefficients: of the polynomial ``a x + b x³ + c x⁵`` of a Newton–Schulz step.
         eps: added to the norm of a matrix before it is divided by it.
         ns_steps: number of Newton–Schulz steps.
-        adjust_lr_fn: the rule for ``s`` of a weight of ``d_out`` rows and ``d_in`` columns: None or "original"
+        adjust_lr_fn: the rule for ``s`` of a weight of ``d_out`` rows and ``d_in`` columns: None, "original"
             ``√max(1, d_out/d_in)``, "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "spectral_unclamped"
             ``√(d_out/d_in)``. Groups show None for "original".
         options: further arguments of ``oxidion.Muon`` by keyword.

@@ -1,0 +1,134 @@
+"""Group keys of a user's own by ``extra_keys``, and values of groups in Python's own types."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import oxidion
+
+OWN = ("lr_mult", "is_expert_parallel", "rho")
+
+
+class Rule(str, enum.Enum):
+    RMS = "rms_norm"
+
+
+class Count(enum.IntEnum):
+    FOUR = 4
+
+
+def weight() -> nn.Parameter:
+    return nn.Parameter(torch.randn(8, 6, generator=torch.Generator().manual_seed(0)))
+
+
+def go(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+def made(name: str, **group: Any) -> Any:
+    given = {"relative_step": False, "lr": 0.1} if name == "Adafactor" else {"lr": 0.1}
+    rank = {"rank": 4} if name in ("GaLoreAdamW", "APOLLOAdamW") else {}
+    return getattr(oxidion, name)([{"params": [weight()], **group}], extra_keys=OWN, **given, **rank)
+
+
+NAMES = sorted({*oxidion.optim.__all__} - {"DionMixedPrecisionConfig"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_own_keys_stay_and_change_no_step(name: str) -> None:
+    with_keys, without = made(name, lr_mult=2.0, is_expert_parallel=True), made(name)
+    for optimizer in (with_keys, without):
+        for _ in range(2):
+            go(optimizer)
+    assert torch.equal(with_keys.param_groups[0]["params"][0], without.param_groups[0]["params"][0])
+    saved = with_keys.state_dict()
+    assert [saved["param_groups"][0].get(key) for key in OWN] == [2.0, True, None]
+    with pytest.raises(ValueError, match=r"unknown group key 'gamma'.*extra_keys=\('gamma',\)"):
+        with_keys.add_param_group({"params": [weight()], "gamma": 2.0})
+
+
+def test_own_keys_come_from_the_checkpoint_and_stay_where_it_has_none() -> None:
+    saved = made("Muon", lr_mult=2.0).state_dict()
+    other = made("Muon", lr_mult=3.0, rho=0.5)
+    other.load_state_dict(saved)
+    assert [other.param_groups[0][key] for key in ("lr_mult", "rho")] == [2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["copy", "pickle"]
+)
+def test_copies_take_groups_with_own_keys(again: Any) -> None:
+    other = again(made("Muon", lr_mult=2.0))
+    other.add_param_group({"params": [weight()], "lr_mult": 5.0})
+    assert [group["lr_mult"] for group in other.param_groups] == [2.0, 5.0]
+    with pytest.raises(ValueError, match="unknown group key 'gamma'"):
+        other.add_param_group({"params": [weight()], "gamma": 5.0})
+
+
+def test_groups_of_a_model_have_own_keys() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    told: dict[str, Any] = {"extra_keys": ["lr_mult"], "summary": False}
+    by_name: Any = oxidion.Muon(model, overrides={"0.*": {"lr_mult": 4.0}}, **told)
+    handed: Any = oxidion.Muon([{"params": list(model.parameters()), "lr_mult": 3.0}], model=model, **told)
+    apart = oxidion.param_groups(model, "muon", overrides={"0.weight": {"lr_mult": 4.0}}, **told)
+    assert [group.get("lr_mult") for group in by_name.param_groups] == [4.0, None, 4.0, None]
+    assert [group["lr_mult"] for group in handed.param_groups] == [3.0, 3.0]
+    assert sorted(group.get("lr_mult", 0.0) for group in apart) == [0.0, 0.0, 4.0]
+    assert len(oxidion.Muon(apart, extra_keys=["lr_mult"]).param_groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ("lr_mult", TypeError, "list of names"),
+        ((1,), TypeError, "list of names"),
+        (("lr",), ValueError, "'lr' is a setting"),
+        (("rank_fraction",), ValueError, "unknown group key"),
+    ],
+)
+def test_own_keys_are_names_that_nothing_reads(given: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        oxidion.Muon([{"params": [weight()], "gamma": 1.0}], extra_keys=given)
+
+
+@pytest.mark.parametrize("where", ["arguments", "group", "later"])
+def test_checkpoints_hold_values_of_plain_types(where: str) -> None:
+    odd = {
+        "lr": np.float64(0.1),
+        "adjust_lr": Rule.RMS,
+        "betas": (np.float64(0.5), np.float64(0.75)),
+        "num_heads": Count.FOUR,
+        "weight_decay": np.float64(0.5),
+    }
+    arguments = {key: value for key, value in odd.items() if key != "num_heads"}
+    if where == "arguments":
+        optimizer: Any = oxidion.Muon([weight()], **arguments)
+    else:
+        optimizer = oxidion.Muon([{"params": [weight()], **(odd if where == "group" else {})}])
+    if where == "later":
+        optimizer.param_groups[0].update(odd)
+    go(optimizer)
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    (group,) = torch.load(buffer, weights_only=True)["param_groups"]
+    assert type(group["adjust_lr"]) is str
+    assert group["adjust_lr"] == "rms_norm"
+    assert {type(value) for key, value in group.items() if key not in ("params", "param_names")} <= {
+        str, int, float, bool, tuple, type(None),
+    }  # fmt: skip
+    assert {type(each) for each in group["betas"]} == {float}
+    if where != "later":
+        assert type(optimizer.param_groups[0]["lr"]) is float
