@@ -301,7 +301,8 @@ def _prepared(
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         options = {key: kwargs.pop(key) for key in kwargs.keys() - own}
-        self._extra_keys = extra_keys(options.get(EXTRA, ()), keys)
+        if EXTRA in options:
+            self._extra_keys = extra_keys(options[EXTRA], keys)
         placed = names[: len(args)]
         twice = {key: kwargs.pop(key) for key in placed if key in kwargs}  # Python refuses these
         by_place = dict(zip(names, args, strict=False))
