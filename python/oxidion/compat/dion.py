@@ -6,9 +6,10 @@ oxidion shim dion`` makes ``import dion`` find them. Every class takes the furth
 
 Results are those of `oxidion`'s classes with what scripts for microsoft/dion rely on:
 
-- ``betas`` of a group are not read, as there, where ``beta1`` and ``beta2`` count; a log line says so.
+- ``betas`` of a group are not read, as there, where ``beta1`` and ``beta2`` count; a log line says so. Of
+  ``MuonReference`` it is the other way round.
 - ``NorMuon`` and ``NorDion2`` take norms of what a process stores: ``norm_scope="shard"``.
-- All but ``Dion`` and the three simple classes make their states at once: ``init_state=True``.
+- ``Muon``, ``NorMuon``, ``Dion2`` and ``NorDion2`` make their states at once: ``init_state=True``.
 - With ``outer_shard_mesh`` the side that it shards is Q's, on every shape.
 - ``adjust_lr="keller_muon"`` is ``"original"``, ``matrix_partitions`` is ``split_sizes`` by parameter.
 - ``world_mesh``, ``fsdp_mesh_dim``, the group key ``distributed_mesh_name``, and a ``distributed_mesh`` that
@@ -113,15 +114,19 @@ class _FromDion(OxOptimizer):
         made = {key: group[key] for key in group if key != "distributed_mesh_name"}
         if "adjust_lr" in made:
             made["adjust_lr"] = _rule(made["adjust_lr"])
-        if "betas" in made and not self._READS_BETAS:
-            given = tuple(made.pop("betas"))
-            read = made.get("beta1", usual[0]), made.get("beta2", usual[1])
-            if given != read:
-                logging.getLogger("oxidion").warning(
-                    "group %d: betas=%s are not read, as in microsoft/dion, which steps with beta1=%s and "
-                    "beta2=%s: give the group beta1 and beta2, or take oxidion.%s, which reads betas",
-                    *(number, given, *read, type(self).__name__),
-                )
+        pair = made.get("beta1", usual[0]), made.get("beta2", usual[1])
+        unread, given, read = {"betas"}, tuple(made.get("betas", usual)), pair
+        if self._READS_BETAS:
+            unread, given, read = {"beta1", "beta2"}, pair, given
+        if unread & made.keys() and given != read:
+            logging.getLogger("oxidion").warning(
+                "group %d: %s of %s is not read, as in microsoft/dion, which steps with %s: give the group "
+                "%s, or take oxidion's own class, which reads both",
+                *(number, " and ".join(sorted(unread & made.keys())), given, read),
+                "betas" if self._READS_BETAS else "beta1 and beta2",
+            )
+        for key in unread & made.keys():
+            del made[key]
         return made
 
     @override
@@ -223,8 +228,8 @@ class Muon(_FromDion, optim.Muon):
 class MuonReference(_FromDion, optim.Muon):
     """`oxidion.Muon` with the arguments and defaults of microsoft/dion's ``MuonReference``.
 
-    Its coefficients are those of ``ns_coefficients="keller_jordan"``, and ``betas`` of groups are read, as
-    there. Groups have ``mu``; a group key ``momentum`` sets it.
+    Its coefficients are those of ``ns_coefficients="keller_jordan"``. Of groups ``betas`` are read and
+    ``beta1`` and ``beta2`` are not, as there. Groups have ``mu``; a group key ``momentum`` sets it.
     """
 
     _ORDER = "lr mu betas weight_decay epsilon nesterov adjust_lr ns_steps"
@@ -278,17 +283,17 @@ def lm_head_lr_scale(scalar_opt: str, model_dim: int) -> float:
     return 1 / math.sqrt(model_dim) if scalar_opt == "lion" else 1.0
 
 
-def polar_express(G: Tensor, epsilon: float = 1e-6) -> Tensor:
+def _polar_express(G: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Polar Express of matrices in bfloat16, for ``newton_schulz_func``."""
     return functional.polar_express(G.to(torch.bfloat16), epsilon=float(epsilon))
 
 
-def newton_schulz(G: Tensor, epsilon: float = 1e-7) -> Tensor:
+def _newton_schulz(G: Tensor, epsilon: float = 1e-7) -> Tensor:
     """Five steps of Newton-Schulz of matrices in bfloat16, for ``newton_schulz_func``."""
     return functional.newton_schulz(G.to(torch.bfloat16), epsilon=float(epsilon))
 
 
-_ITERATIONS = {"newton_schulz_triton": newton_schulz, "zeropower_via_newtonschulz5": newton_schulz}
+_ITERATIONS = {"newton_schulz_triton": _newton_schulz, "zeropower_via_newtonschulz5": _newton_schulz}
 _CONTENTS: dict[str, dict[str, Any]] = {
     "cuda_graph": {"CudaGraphOptimizer": CudaGraphOptimizer},
     "dion": {"Dion": Dion, "DionMixedPrecisionConfig": DionMixedPrecisionConfig},
@@ -297,13 +302,13 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "dion_reference": {"Dion": Dion, "DionMixedPrecisionConfig": DionMixedPrecisionConfig},
     "dion_simple": {"Dion": DionSimple, "DionMixedPrecisionConfig": DionMixedPrecisionConfig},
     "megabatch_base": {},
-    "muon": {"Muon": Muon, "zeropower_via_newtonschulz5": newton_schulz},
+    "muon": {"Muon": Muon, "zeropower_via_newtonschulz5": _newton_schulz},
     "muon_reference": {"Muon": MuonReference},
     "newton_schulz_triton": _ITERATIONS,
     "nordion2": {"NorDion2": NorDion2},
     "normuon": {"NorMuon": NorMuon},
     "opt_utils": {"lm_head_lr_scale": lm_head_lr_scale},
-    "polar_express": {"polar_express": polar_express, "polar_express_triton": polar_express},
+    "polar_express": {"polar_express": _polar_express, "polar_express_triton": _polar_express},
     "scalar_opts": {},
 }
 """What the modules of microsoft/dion have that scripts import, by module."""
