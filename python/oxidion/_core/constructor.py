@@ -83,8 +83,7 @@ ADVICE = {
         ("world_mesh", "fsdp_mesh_dim", "distributed_mesh_name"),
         "leave it out: layouts are read from the DTensors, of experts too",
     ),
-    "matrix_partitions": "give its parameters groups of their own with the key 'split_sizes', or take "
-    "oxidion.compat.dion, which makes them",
+    "matrix_partitions": "give its parameters groups of their own with the key 'split_sizes'",
 }
 """Words of forks of microsoft/dion that stand for no argument or key: what to do instead."""
 

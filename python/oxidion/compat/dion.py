@@ -2,7 +2,7 @@
 
 Its modules that scripts import from are here too, as ``oxidion.compat.dion.opt_utils``, and ``python -m
 oxidion shim dion`` makes ``import dion`` find them. Every class takes the further arguments of the class of
-`oxidion` with its name by keyword, and a model in the place of parameters.
+`oxidion` with its name by keyword, and a model instead of parameters.
 
 Results are those of `oxidion`'s classes with what scripts for microsoft/dion rely on:
 
@@ -55,7 +55,7 @@ _TOLD_BY_LAYOUTS = ("world_mesh", "fsdp_mesh_dim")
 
 
 class _FromDion(OxOptimizer):
-    """What the classes share: arguments and groups as scripts for microsoft/dion and its forks give them."""
+    """Base of the classes: arguments and groups as scripts for microsoft/dion and its forks give them."""
 
     _ORDER: ClassVar[str]
     """Arguments of microsoft/dion behind the parameters, in its order."""
@@ -96,7 +96,7 @@ class _FromDion(OxOptimizer):
         super().__init__(**made)
 
     def _read_all(self, params: Any, partitions: Mapping[Tensor, Any], usual: tuple[float, float]) -> Any:
-        """Groups with the keys that are read; a model and a single parameter stay as they are."""
+        """Groups with the keys that are read; returns a model and a single parameter unchanged."""
         if isinstance(params, (nn.Module, Tensor, Mapping)):
             if partitions:
                 raise ValueError(f"matrix_partitions needs parameters or groups, got {type(params).__name__}")
@@ -108,7 +108,7 @@ class _FromDion(OxOptimizer):
         return _partitioned(groups, partitions) if partitions else groups
 
     def _read_group(self, number: int, group: Any, usual: tuple[float, float]) -> Any:
-        """A group without the keys that microsoft/dion does not read; parameters stay as they are."""
+        """A copy of a group without the keys that microsoft/dion does not read; a parameter unchanged."""
         if not isinstance(group, dict):
             return group
         made = {key: group[key] for key in group if key != "distributed_mesh_name"}
@@ -170,7 +170,7 @@ def _tensors(params: Any) -> Iterator[Tensor]:
 
 
 def _partitioned(groups: list[Any], partitions: Mapping[Tensor, Any]) -> list[Any]:
-    """Groups of which those with ``split_sizes`` come last: parameters of one partition are one group."""
+    """The groups, then a group with ``split_sizes`` for each partition of each group."""
     others: list[Any] = []
     missing = set(partitions)
     for group in groups:
@@ -311,7 +311,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "polar_express": {"polar_express": _polar_express, "polar_express_triton": _polar_express},
     "scalar_opts": {},
 }
-"""What the modules of microsoft/dion have that scripts import, by module."""
+"""Public names of microsoft/dion's modules, by module."""
 
 _INTERNAL = frozenset(
     {
@@ -323,7 +323,7 @@ _INTERNAL = frozenset(
 
 
 def _missing(module: str, name: str) -> Any:
-    """Refuses names of the steps of microsoft/dion, of which code that subclasses them imports some.
+    """Refuses internal names of microsoft/dion, which code that subclasses its optimizers imports.
 
     Raises:
         ImportError: that says what to do; an AttributeError in an import would lose its text.
