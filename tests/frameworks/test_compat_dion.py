@@ -306,6 +306,11 @@ def test_mesh_that_shards_beside_experts_may_be_given() -> None:
         assert str(made.plan()) == str(ours.plan())
         alone = dion.Muon([{"params": [layer]}], flat)
         assert str(alone.plan()) == str(oxidion.Muon([layer], distributed_mesh=flat).plan())
+        group = dist.group.WORLD
+        plain = [nn.Parameter(torch.ones(16, 8)) for _ in range(4)]
+        shared = dion.Muon([{"params": iter(plain)}], group)
+        assert str(shared.plan()) == str(oxidion.Muon(plain, distributed_mesh=group).plan())
+        assert str(dion.Muon([{"params": iter([expert])}], experts).plan()).count("dp_shard_mod_ep")
         with pytest.raises(oxidion.LayoutError, match="leave meshes out"):
             oxidion.Muon([expert], distributed_mesh=flat, init_state=True)
 
@@ -318,6 +323,22 @@ def test_parts_of_the_steps_there_are_refused_with_a_reason() -> None:
     from oxidion.compat.dion.cuda_graph import CudaGraphOptimizer  # type: ignore[import-not-found]
 
     assert CudaGraphOptimizer is dion.CudaGraphOptimizer
+
+
+def test_subclass_of_a_user_keeps_its_own_signature() -> None:
+    class Own(dion.Muon):
+        def __init__(self, params: Any, *, rate: float) -> None:
+            super().__init__(params, lr=rate)
+
+    assert list(inspect.signature(Own).parameters) == ["params", "rate"]
+    assert Own(Model().matrices, rate=0.5).param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("given", [{"betas": 0.9}, {"betas": None}, {"betas": (0.9,)}])
+def test_betas_that_are_no_pair_are_named(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="betas must be"):
+        dion.Muon([{"params": Model().matrices}], **given)
+    dion.Muon([{"params": Model().matrices, **given}])
 
 
 def test_parameters_without_memory_wait_for_their_states() -> None:

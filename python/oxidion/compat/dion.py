@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from oxidion import functional, optim
+from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._dist import comm
 from oxidion.graph import CudaGraphOptimizer
@@ -62,20 +63,24 @@ class _FromDion(OxOptimizer):
     _USUAL: ClassVar[dict[str, Any]] = {}
     """Defaults that are not those of the class of `oxidion`."""
     _READS_BETAS: ClassVar[bool] = False
-    __signature__: ClassVar[inspect.Signature]
+    _SIGNATURE: ClassVar[inspect.Signature]
+    __signature__: ClassVar[inspect.Signature | None]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__signature__ = None  # a subclass of a user's has that of its own constructor
         if "_ORDER" in cls.__dict__:
             known = {**inspect.signature(cls.__bases__[1]).parameters}
             usual = {name: known[name].default for name in known} | cls._USUAL
             place, rest = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
             own = [inspect.Parameter(name, place, default=usual[name]) for name in cls._ORDER.split()]
             params = inspect.Parameter("params", place)
-            cls.__signature__ = inspect.Signature([params, *own, inspect.Parameter("options", rest)])
+            cls._SIGNATURE = inspect.Signature([params, *own, inspect.Parameter("options", rest)])
+            cls.__signature__ = cls._SIGNATURE
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        given = self.__signature__.bind(*args, **options)
+        given = self._SIGNATURE.bind(*args, **options)
         given.apply_defaults()
         options = given.arguments.pop("options")
         made = {**self._USUAL, **given.arguments, **options}
@@ -83,11 +88,10 @@ class _FromDion(OxOptimizer):
             made.pop(key, None)
         if "adjust_lr" in made:
             made["adjust_lr"] = _rule(made["adjust_lr"])
-        if "rank" in made:  # DionSimple's: the first multiple of it that a tiny fraction asks for
+        if "rank" in given.arguments:  # DionSimple's: the first multiple of it that a tiny fraction asks for
             made |= {"rank_fraction": 1e-9, "rank_multiple_of": made.pop("rank")}
-        made["params"] = self._read_all(
-            made["params"], made.pop("matrix_partitions", None) or {}, made["betas"]
-        )
+        partitions = made.pop("matrix_partitions", None) or {}
+        made["params"] = self._read_all(made["params"], partitions, made["betas"])
         mesh = made.get("distributed_mesh")
         if mesh is not None and comm.shares_ranks("distributed_mesh", mesh, _tensors(made["params"])):
             made["distributed_mesh"] = None
@@ -95,7 +99,7 @@ class _FromDion(OxOptimizer):
             made["init_state"] = False  # there is nothing to make yet
         super().__init__(**made)
 
-    def _read_all(self, params: Any, partitions: Mapping[Tensor, Any], usual: tuple[float, float]) -> Any:
+    def _read_all(self, params: Any, partitions: Mapping[Tensor, Any], usual: Any) -> Any:
         """Groups with the keys that are read; returns a model and a single parameter unchanged."""
         if isinstance(params, (nn.Module, Tensor, Mapping)):
             if partitions:
@@ -107,15 +111,19 @@ class _FromDion(OxOptimizer):
         groups = [self._read_group(number, group, usual) for number, group in enumerate(groups)]
         return _partitioned(groups, partitions) if partitions else groups
 
-    def _read_group(self, number: int, group: Any, usual: tuple[float, float]) -> Any:
+    def _read_group(self, number: int, group: Any, usual: Any) -> Any:
         """A copy of a group without the keys that microsoft/dion does not read; a parameter unchanged."""
         if not isinstance(group, dict):
             return group
         made = {key: group[key] for key in group if key != "distributed_mesh_name"}
         if "adjust_lr" in made:
             made["adjust_lr"] = _rule(made["adjust_lr"])
-        pair = made.get("beta1", usual[0]), made.get("beta2", usual[1])
-        unread, given, read = {"betas"}, tuple(made.get("betas", usual)), pair
+        if isinstance(made.get("params"), Iterator):
+            made["params"] = list(made["params"])
+        first, second = usual if validate.is_pair(usual) else (None, None)  # the class says what is wrong
+        pair = made.get("beta1", first), made.get("beta2", second)
+        given = made.get("betas", usual)
+        unread, given, read = {"betas"}, tuple(given) if validate.is_pair(given) else given, pair
         if self._READS_BETAS:
             unread, given, read = {"beta1", "beta2"}, pair, given
         if unread & made.keys() and given != read:
@@ -140,8 +148,8 @@ class _FromDion(OxOptimizer):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict of this class, of microsoft/dion's or of `oxidion`'s."""
-        groups = state_dict.get("param_groups")
-        if groups is not None and not self._READS_BETAS:
+        groups = state_dict.get("param_groups") if isinstance(state_dict, dict) else None
+        if isinstance(groups, list) and not self._READS_BETAS:
             # microsoft/dion's may have betas too, which it does not read.
             groups = [
                 {key: group[key] for key in group if key != "betas" or not {"beta1", "beta2"} <= group.keys()}
@@ -164,7 +172,7 @@ def _tensors(params: Any) -> Iterator[Tensor]:
         if isinstance(entry, Tensor):
             yield entry
         elif isinstance(entry, dict):
-            yield from _tensors([held] if isinstance(held := entry["params"], Tensor) else held)
+            yield from _tensors([held] if isinstance(held := entry.get("params"), Tensor) else held)
         elif isinstance(entry, tuple):
             yield from _tensors(entry)
 
