@@ -1,4 +1,4 @@
-"""Commands: ``env`` for a bug report, ``plan`` for costs, ``rank`` for low ranks, ``gpu-check`` for a GPU."""
+"""Commands: ``env`` for a bug report, ``plan`` for costs, ``rank`` for low ranks, ``gpu-check``, ``shim``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oxidion import __version__, env_report
 from oxidion._energy import command as rank
 from oxidion._gpu_check import command as gpu_check
 from oxidion._planning import command as plan
+from oxidion.compat import shim
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"oxidion {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions and processor features")
-    tools: dict[str, Any] = {"plan": plan, "rank": rank, "gpu-check": gpu_check}
+    tools: dict[str, Any] = {"plan": plan, "rank": rank, "gpu-check": gpu_check, "shim": shim}
     parsers = {name: tool.add(commands) for name, tool in tools.items()}
     given = parser.parse_args(arguments)
     if given.command in tools:

@@ -170,18 +170,23 @@ impl Meshes {
     /// one, when the user named the axes.
     ///
     /// # Errors
-    /// The text of a complaint: an axis shards the parameter that is not one of those named.
-    pub(super) fn complete(&self, layout: &mut Layout) -> Result<Vec<(usize, bool)>, String> {
+    /// The text of a complaint and the way out: an axis shards the parameter that is not one of those named, or one that
+    /// should hold copies of it.
+    pub(super) fn complete(
+        &self,
+        layout: &mut Layout,
+    ) -> Result<Vec<(usize, bool)>, (String, &'static str)> {
         let mut named = Vec::new();
         if self.outer.is_some() || self.inner.is_some() {
             for (axis, placement) in layout.distributed_axes() {
                 let (Placement::Shard(dim) | Placement::Strided(dim)) = placement else { continue };
                 let is = |mesh: &Option<Vec<u64>>| mesh.as_ref() == Some(&axis.ranks);
                 if !is(&self.outer) && !is(&self.inner) {
-                    return Err(format!(
+                    let what = format!(
                         "mesh axis '{}' over ranks {:?} shards it, and is neither outer_shard_mesh nor inner_shard_mesh",
                         axis.name, axis.ranks
-                    ));
+                    );
+                    return Err((what, "Pass the mesh that shards it, or leave meshes out"));
                 }
                 named.push((dim, is(&self.outer)));
             }
@@ -190,11 +195,12 @@ impl Meshes {
             if ranks.len() > 1 {
                 let axis = Axis { name: name.clone(), ranks: ranks.clone(), coordinate: *coordinate };
                 layout.replicate(axis, *averaged).map_err(|own| {
-                    format!(
+                    let what = format!(
                         "the ranks {ranks:?} of '{name}' cannot all hold copies of it: they share some with its mesh axis \
                          '{}' over {:?}",
                         own.name, own.ranks
-                    )
+                    );
+                    (what, "Leave that mesh out: the DTensors tell where they lie")
                 })?;
             }
         }

@@ -93,7 +93,7 @@ fn inputs(
             }
             let sharded = meshes
                 .complete(&mut layout)
-                .map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+                .map_err(|(what, way_out)| refuse(what, way_out))?;
             let grad = object.getattr("grad")?;
             if given_here
                 && handles::is_distributed(&grad)?

@@ -29,10 +29,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "graph": frozenset({"_core", "_cuda"}),
     "groups": frozenset({"_core", "_dist", "optim"}),
     "backward": frozenset({"_core", "_cuda", "_dist", "_torch"}),
-    "compat": frozenset({"_core", "_dist", "backward", "checkpoint", "groups", "optim"}),
+    "compat": frozenset(
+        {"_core", "_dist", "backward", "checkpoint", "functional", "graph", "groups", "optim"}
+    ),
     "qk_clip": frozenset({"_core", "_dist"}),
     "_gpu_check": frozenset({"", "_core", "_cuda", "graph"}),
-    "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
+    "__main__": frozenset({"", "_energy", "_gpu_check", "_planning", "compat"}),
     "": frozenset(
         {"_core", "_torch", "backward", "checkpoint", "compat", "functional", "groups", "optim", "qk_clip"}
     ),

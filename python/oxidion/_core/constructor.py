@@ -81,6 +81,15 @@ _SYNONYMS = {
 }
 """Words of other packages: the first name that there is is the nearest."""
 
+ADVICE = {
+    **dict.fromkeys(
+        ("world_mesh", "fsdp_mesh_dim", "distributed_mesh_name"),
+        "leave it out: layouts are read from the DTensors, of experts too",
+    ),
+    "matrix_partitions": "give its parameters groups of their own with the key 'split_sizes'",
+}
+"""Words of forks of microsoft/dion that stand for no argument or key: what to do instead."""
+
 
 def nearest(key: str, known: Iterable[str], further: Iterable[str] = ()) -> str | None:
     """The name that one of another package stands for, or a misspelled one is like; None if it is like none.
@@ -238,6 +247,8 @@ def extra_keys(given: Iterable[str], known: Iterable[str]) -> frozenset[str]:
 
 def _advice(key: str, known: frozenset[str], keys: frozenset[str], options: frozenset[str]) -> str:
     """Says of an unknown argument what it stands for, is like, or could have been."""
+    if key in ADVICE:
+        return ADVICE[key]
     if key in keys:
         return f"{key!r} is a key of groups: dict(params=..., {key}=...)"
     near = nearest(key, known | options, keys - known)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oxidion._core.constructor import nearest
+from oxidion._core.constructor import ADVICE, nearest
 
 Check = Callable[[Any], bool]
 
@@ -299,11 +299,16 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be printed"
 
 
+_WORDS = {"keller_muon": "original"}
+"""Values of other packages, and ours for the same."""
+
+
 def _nearest(value: object, field: Field) -> str:
     """Says which word of the field a wrong one is like."""
     if not isinstance(value, str):
         return ""
-    near = difflib.get_close_matches(value.lower(), field.words, n=1)
+    near = [_WORDS[value]] if _WORDS.get(value) in field.words else []
+    near = near or difflib.get_close_matches(value.lower(), field.words, n=1)
     if near:
         return f"; the nearest is {near[0]!r}"
     try:
@@ -366,4 +371,4 @@ def check_group(
                 if like
                 else f"known keys are {', '.join(schema)}; extra_keys=({key!r},) keeps one of your own"
             )
-            raise ValueError(f"unknown group key {key!r} ({where}); {advice}")
+            raise ValueError(f"unknown group key {key!r} ({where}); {ADVICE.get(key, advice)}")

@@ -282,6 +282,28 @@ def lines_of(param: Tensor) -> list[Ranks]:
     return [ranks for ranks in lines if len(ranks) > 1]
 
 
+def shares_ranks(name: str, mesh: Any, params: Iterable[Tensor]) -> bool:
+    """True for a mesh of which an axis shares ranks with an axis of a parameter's mesh and is not the same.
+
+    Its ranks cannot all hold copies of that parameter.
+
+    Args:
+        name: what an error calls the mesh.
+        mesh: a mesh or process group.
+        params: parameters, of which DTensors are looked at.
+
+    Raises:
+        TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
+    """
+    axes = [ranks for _, ranks, _, _ in _lines(name, mesh)]
+    first_of_each = {id(getattr(param, "device_mesh", None)): param for param in params}
+    for lines in map(lines_of, first_of_each.values()):
+        for ranks in axes:
+            if ranks not in lines and any(len({*ranks} & {*line}) > 1 for line in lines):
+                return True
+    return False
+
+
 def is_distributed(value: object) -> bool:
     """True for a DTensor."""
     return hasattr(value, "_local_tensor")
