@@ -1,4 +1,4 @@
-"""ColossalAI's names: its calls, what they stand for here, what is refused, and the page's script on meshes."""
+"""ColossalAI's names: its calls, what is refused, ``setup_distributed``, and the page's script on meshes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ CALLS = [
 
 @pytest.mark.parametrize(("theirs", "ours"), CALLS)
 def test_call_of_colossalai_steps_as_the_class_it_stands_for(theirs: str, ours: str) -> None:
-    assert all(torch.equal(one, other) for one, other in zip(stepped(built(theirs)), stepped(built(ours))))
+    pairs = zip(stepped(built(theirs)), stepped(built(ours)), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_lamb_takes_the_steps_that_colossalai_documents() -> None:
@@ -160,7 +161,7 @@ EIGHT_BITS = {
     "is_paged": False,
     "args": None,
 }
-SIGNATURES = {
+SIGNATURES: dict[str, dict[str, Any]] = {
     "Adafactor": ADAFACTOR,
     "CAME": CAME,
     "DistGaloreAwamW": EIGHT_BITS,
@@ -178,7 +179,10 @@ SIGNATURES = {
         "proj_type": "std",
     },
 }
-"""Arguments by position with their defaults, as in ColossalAI 4f9953b; there ``weight_decay`` of groups has none."""
+"""Arguments by position with their defaults, as in ColossalAI 4f9953b.
+
+There ``weight_decay`` of ``get_galore_param_groups`` has no default; here its other word has its place.
+"""
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -241,9 +245,8 @@ def test_groups_are_sorted_by_dimension_and_name() -> None:
 
 def test_bias_correction_of_a_group_is_read() -> None:
     first, second, third = (nn.Parameter(torch.ones(2)) for _ in range(3))
-    optimizer = colossalai.DistributedLamb(
-        [{"params": [first], "bias_correction": False}, {"params": [second]}]
-    )
+    groups: list[dict[str, Any]] = [{"params": [first], "bias_correction": False}, {"params": [second]}]
+    optimizer = colossalai.DistributedLamb(groups)
     optimizer.add_param_group({"params": [third], "bias_correction": True})
     assert [group["debias"] for group in optimizer.param_groups] == ["none", "step", "step"]
 
@@ -383,9 +386,13 @@ def losses(code: str, ranks: int, steps: int, *arguments: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", ended[0].stdout, re.MULTILINE)]
 
 
-def check_resumed(code: str, folder: Path, meshes: list[tuple[int, int]]) -> None:
-    """Stops the script after three of six steps on fs=2 x tp=2, and goes on elsewhere, by (ranks, tp)."""
-    whole = losses(code, 4, 6)
+Mesh = tuple[int, int]
+"""Ranks, and those of tensor parallelism."""
+
+
+def check_resumed(code: str, folder: Path, unstopped: Mesh, meshes: list[Mesh]) -> None:
+    """Stops the script after three of six steps on fs=2 x tp=2, and goes on on other meshes."""
+    whole = losses(code, unstopped[0], 6, f"--tp={unstopped[1]}")
     assert len(set(whole)) == 6
     first = losses(code, 4, 3, f"--folder={folder / 'first'}")
     for ranks, tp in meshes:
@@ -396,11 +403,11 @@ def check_resumed(code: str, folder: Path, meshes: list[tuple[int, int]]) -> Non
 
 
 def test_llama_goes_on_on_another_mesh_with_the_same_losses(tmp_path: Path) -> None:
-    check_resumed(script(), tmp_path, [(4, 1), (1, 1)])
+    check_resumed(script(), tmp_path, (4, 2), [(4, 1), (1, 1)])
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_llama_goes_on_with_another_optimizer(name: str, tmp_path: Path) -> None:
     imported = "import DistributedAdaFactor"
     code = script().replace(imported, f"{imported}, {name}, get_galore_param_groups")
-    check_resumed(code.replace(LINE, f"optimizer = {OTHERS[name]}"), tmp_path, [(1, 1)])
+    check_resumed(code.replace(LINE, f"optimizer = {OTHERS[name]}"), tmp_path, (1, 1), [(1, 1)])
