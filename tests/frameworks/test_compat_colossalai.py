@@ -128,6 +128,24 @@ def test_lamb_takes_the_steps_that_colossalai_documents() -> None:
     torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_adafactor_has_a_setting_for_the_steps_of_colossalai() -> None:
+    """There the scale of a parameter is the least one, 1e-3, and the relative step 1e-2 at first."""
+    weight = nn.Parameter(torch.full((6, 5), 0.1, dtype=torch.float64))
+    moves = []
+    settings: tuple[dict[str, Any], ...] = (
+        {},
+        {"lr": 1e-5, "scale_parameter": False, "relative_step": False},
+    )
+    for own in settings:
+        param = nn.Parameter(weight.detach().clone())
+        optimizer = colossalai.DistributedAdaFactor([param], **own)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        moves.append((weight - param).detach())
+    torch.testing.assert_close(moves[0], 100 * moves[1], rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(moves[1], torch.full_like(moves[1], 1e-5), rtol=1e-9, atol=0.0)
+
+
 ADAFACTOR = {
     "params": REQUIRED,
     "lr": None,

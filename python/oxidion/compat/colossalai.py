@@ -154,14 +154,15 @@ class DistributedLamb(_Distributed, Lamb):
 
 
 class Adafactor(optim.Adafactor):
-    """`oxidion.Adafactor`: ``lr`` and ``scale_parameter`` act, which ColossalAI overwrites and takes as 0."""
+    """`oxidion.Adafactor`: ``lr`` and ``scale_parameter`` act; see `DistributedAdaFactor`."""
 
 
 class DistributedAdaFactor(_Distributed, optim.Adafactor):
     """`oxidion.Adafactor` on any layout of torch's DTensors: ``lr`` and ``scale_parameter`` act.
 
-    ColossalAI overwrites ``lr`` with None and takes the RMS of every parameter as 0. So learning rates do not
-    carry over, and ``lr`` with ``relative_step=True`` is a ``ValueError``.
+    ColossalAI overwrites ``lr`` with None and, for ``scale_parameter``, takes the RMS of a parameter as 0. Here
+    ``lr`` with ``relative_step=True`` is a ``ValueError``, and the defaults take larger steps. Up to step 10,000
+    ``lr=1e-5, scale_parameter=False, relative_step=False`` takes those of ColossalAI's defaults.
     """
 
     _ZERO = True
