@@ -161,8 +161,8 @@ class DistributedAdaFactor(_Distributed, optim.Adafactor):
     """`oxidion.Adafactor` on any layout of torch's DTensors: ``lr`` and ``scale_parameter`` act.
 
     ColossalAI overwrites ``lr`` with None and, for ``scale_parameter``, takes the RMS of a parameter as 0.
-    Here ``lr`` with ``relative_step=True`` is a ``ValueError``, and the defaults take larger steps. Up to step
-    10,000 the steps of ColossalAI's defaults are those of
+    Here ``lr`` with ``relative_step=True`` is a ``ValueError``, and the defaults take larger steps. Up to
+    step 10,000 the steps of ColossalAI's defaults are those of
     ``lr=1e-5, scale_parameter=False, relative_step=False``.
     """
 
