@@ -172,10 +172,7 @@ impl Meshes {
     /// # Errors
     /// The text of a complaint and the way out: an axis shards the parameter that is not one of those named, or one that
     /// should hold copies of it.
-    pub(super) fn complete(
-        &self,
-        layout: &mut Layout,
-    ) -> Result<Vec<(usize, bool)>, (String, &'static str)> {
+    pub(super) fn complete(&self, layout: &mut Layout) -> Result<Vec<(usize, bool)>, (String, &'static str)> {
         let mut named = Vec::new();
         if self.outer.is_some() || self.inner.is_some() {
             for (axis, placement) in layout.distributed_axes() {

@@ -91,9 +91,7 @@ fn inputs(
                     "Parameters must be sharded or replicated along every axis",
                 ));
             }
-            let sharded = meshes
-                .complete(&mut layout)
-                .map_err(|(what, way_out)| refuse(what, way_out))?;
+            let sharded = meshes.complete(&mut layout).map_err(|(what, way_out)| refuse(what, way_out))?;
             let grad = object.getattr("grad")?;
             if given_here
                 && handles::is_distributed(&grad)?

@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/colossalai.md, run on four processes beside one."""
+"""Every cell of the table in docs/coming-from/colossalai.md, run on four processes beside one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.workers import Workers
 
 from . import plugins
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "colossalai.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from" / "colossalai.md").read_text()
 PLUGINS = (
     "HybridParallelPlugin",
     "LowLevelZeroPlugin",
@@ -37,7 +37,7 @@ def table() -> dict[tuple[str, str], str]:
 
 def lines_of(plugin: str) -> str:
     """The code of a plugin's section."""
-    section = PAGE.split(f"\n## {plugin}\n")[1].split("\n## ")[0]
+    section = re.split(r"\n##+ ", PAGE.split(f"\n### {plugin}\n")[1])[0]
     return "".join(re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE))
 
 
