@@ -1,4 +1,4 @@
-"""Counters that a checkpoint does not have, where DCP fills states that were made anew."""
+"""Counters that a checkpoint does not have, where DCP fills the states of a new optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _counters(optimizer: Any) -> list[float]:
 
 
 def _without_counts(saved: dict[str, Any]) -> dict[str, Any]:
-    """A state dict as a partial load leaves it: the counters are those of states that were made anew."""
+    """A state dict as a partial load leaves it: the counters are those of a new optimizer."""
     made = copy.deepcopy(saved)
     for own in made["state"].values():
         own.update({key: torch.zeros_like(own[key]) for key in STEP_KEYS & own.keys()})

@@ -68,7 +68,7 @@ def there_and_back(folder: str, back: str, layout: str, kind: str) -> None:
 
 
 def counters_of_a_shard(step: int) -> list[tuple[float, float]]:
-    """Counters before and after a step, of states of which the last rank has zeros alone."""
+    """Counters before and after a step, of states whose part on the last rank is all zeros."""
     mesh = jobs.mesh_of({"fs": dist.get_world_size()})
     param = nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))
     optimizer = oxidion.AdamW([param], lr=0.1, init_state=True)

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of microsoft/dion's training script, written by hand, and naive float64 steps."""
+"""Checkpoints in the layout of microsoft/dion's training script, and naive float64 steps from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "adjust_lr": "spectral_norm",
     },
 }
-"""What groups of the two classes have there, beside ``algorithm``, ``lr`` and ``params``."""
+"""What groups of the two classes have there, in addition to ``algorithm``, ``lr`` and ``params``."""
 EXTRA = {"step": STEP, "wandb_id": None, "train_loader": {"current_shard_rank_0": 3}}
 
 

@@ -1,9 +1,9 @@
-"""Step counters that a checkpoint has left at 0 beside moments: the count of the group replaces them.
+"""Step counters that a checkpoint has left at 0 with moments: the count of the group replaces them.
 
 An optimizer makes states for torch.distributed.checkpoint (DCP) to fill. Where the checkpoint counts steps by
 group and the load is partial, DCP fills the moments and leaves the counters of parameters at 0. A parameter
-that had no gradient yet has a counter of 0 too, but its moments are zeros. So a moment that is not zero tells
-the two apart.
+that had no gradient yet has a counter of 0 too, but its moments are zeros. So a moment that is not zero shows
+which of the two it is.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def uncounted(
 def take_from_groups(
     found: Sequence[Uncounted], param_groups: Sequence[Mapping[str, Any]], groups: Groups
 ) -> None:
-    """Sets counters of 0 beside moments to the steps of their groups, and says so once.
+    """Sets counters of 0 with moments to the steps of their groups, and says so once.
 
     Args:
         found: what `uncounted` returned, the same parameters on all ranks that share them.
@@ -74,7 +74,7 @@ def take_from_groups(
     flags = [int(row.has_moments) for row in found]
     lines = [set(lines_of(row.param)) for row in found]
     for ranks, line in groups.items():
-        # A rank may have zeros alone of a moment of which another one has more.
+        # One rank may have only zeros of a moment, and another rank has more.
         at = [index for index, own in enumerate(lines) if ranks in own]
         if at:
             for index, flag in zip(at, collectives.largest_of([flags[i] for i in at], line), strict=True):
@@ -87,8 +87,8 @@ def take_from_groups(
         names = [row.name for row in lost if row.number == number]
         logging.getLogger("oxidion").warning(
             "group %d: the checkpoint has moments and no step counters of %d parameters, the first of them "
-            "%s: they go on from the %d steps of their group. oxidion.checkpoint.load_dcp() loads "
-            "checkpoints of microsoft/dion",
+            "%s: they go on from the %d steps of their group. Load a checkpoint of another package with "
+            "oxidion.checkpoint.load_dcp() or import_state_dict()",
             number,
             len(names),
             names[0],

@@ -46,7 +46,7 @@ _GROUPS = {
     "dion2": (*_FAMILY, "ef_decay", "fraction", "selection_scope"),
     "nordion2": (*_FAMILY, "mu", "muon_beta2", "fraction", "selection_scope"),
 }
-"""Keys of groups there beside the common ones, by the algorithm of the class."""
+"""Keys of groups there in addition to the common ones, by the algorithm of the class."""
 
 
 def load_dcp(
