@@ -271,3 +271,29 @@ def test_what_microsoft_dion_has_no_place_for_is_not_saved(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"extra must not have \['model'\]"):
         save_dcp(tmp_path, network, optimizer, extra={"model": 1})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("side", ["rows", "short"])
+def test_q_is_written_on_the_side_that_is_asked_for(tmp_path: Path, side: Any) -> None:
+    dion_folder.write(tmp_path / "theirs", model(), "Dion", "adamw", "short" if side == "rows" else "rows")
+    network, optimizer = build()
+    load_dcp(tmp_path / "theirs", network, optimizer)
+    save_dcp(tmp_path / "back", network, optimizer, q_side=side)
+    shapes = dion_folder.shapes_of(network)
+    empty = dion_folder.tensors(shapes, "Dion", "adamw", side)[1]
+    found = {"optimizer": {"state": {n: {k: v.clone() for k, v in own.items()} for n, own in empty.items()}}}
+    dcp.load(found, checkpoint_id=tmp_path / "back", no_dist=True)
+    turned = 0
+    for name, param in _named(network):
+        held, read = optimizer.state[param], found["optimizer"]["state"][name]
+        if param.ndim == 1 or held["Q"].shape == read["Q"].shape:
+            assert all(torch.equal(held[key], value) for key, value in read.items())
+            continue
+        turned += 1
+        matrix = held["momentum"] if side == "rows" else held["momentum"].T
+        columns = [matrix @ column for column in held["Q"].T]
+        naive = torch.stack([column / column.norm() for column in columns], dim=1)
+        assert torch.allclose(read["Q"], naive, rtol=0, atol=1e-12)
+    assert turned == 1, "the one matrix with more rows than columns"
+    with pytest.raises(ValueError, match="q_side must be None, 'rows' or 'short', got 'columns'"):
+        save_dcp(tmp_path / "other", network, optimizer, q_side="columns")  # type: ignore[arg-type]

@@ -60,11 +60,11 @@ def load(folder: str, layout: str, kind: str, scalar: str) -> tuple[list[Tensor]
     return saving.weights(network), extra, all(told)
 
 
-def there_and_back(folder: str, back: str, layout: str, kind: str) -> None:
+def there_and_back(folder: str, back: str, layout: str, kind: str, q_side: Any = None) -> None:
     """Loads, and saves what was loaded."""
     network, optimizer, _ = build(layout, kind, "adamw")
     extra = oxidion.checkpoint.load_dcp(folder, network, optimizer)
-    oxidion.checkpoint.save_dcp(back, network, optimizer, extra=extra)
+    oxidion.checkpoint.save_dcp(back, network, optimizer, extra=extra, q_side=q_side)
 
 
 def counters_of_a_shard(step: int) -> list[tuple[float, float]]:

@@ -68,6 +68,21 @@ def test_four_ranks_write_back_what_two_have_written(
         }
 
 
+@pytest.mark.parametrize("layout", ["fsdp", "plane"])
+def test_four_ranks_write_q_on_the_side_of_rows(groups: Groups, tmp_path: Path, layout: str) -> None:
+    theirs, back = str(tmp_path / "theirs"), str(tmp_path / "back")
+    groups[2].run(folders.write, theirs, "Dion", "adamw", "short")
+    groups[4].run(folders.there_and_back, theirs, back, layout, "Dion", "rows")
+    shapes = dion_folder.shapes_of(jobs.model())
+    _, before = dion_folder.tensors(shapes, "Dion", "adamw", "short")
+    wanted = {"optimizer": {"state": dion_folder.tensors(shapes, "Dion", "adamw", "rows")[1]}}
+    read = run(groups, 1, folders.read_whole, back, wanted)["optimizer"]["state"]
+    product = before["0.weight"]["momentum"] @ before["0.weight"]["Q"]
+    assert shapes["0.weight"] == (16, 8)
+    assert torch.allclose(read["0.weight"]["Q"], product / product.norm(dim=0), rtol=0, atol=1e-12)
+    assert torch.equal(read["2.weight"]["Q"], before["2.weight"]["Q"])
+
+
 def test_ranks_with_zeros_alone_count_as_the_others_do(two: Workers) -> None:
     assert two.run(folders.counters_of_a_shard, 200) == [[(0.0, 201.0)]] * 2
     assert two.run(folders.counters_of_a_shard, 0) == [[(0.0, 1.0)]] * 2

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from oxidion._dist.comm import is_distributed, local
+from oxidion._dist.comm import full, is_distributed, local
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead from the top of a state dict to a value."""
@@ -145,3 +145,21 @@ def to_fill(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
     placements = [dtensor.Replicate() if dim is None else dtensor.Shard(dim) for dim in dims]
     made: Tensor = dtensor.zeros(*shape, dtype=dtype, device_mesh=own.device_mesh, placements=placements)
     return made
+
+
+def product(matrix: Tensor, factor: Tensor) -> Tensor:
+    """A matrix times a narrow one, with columns of norm 1; every rank has all of the narrow one meanwhile."""
+    wide = torch.promote_types(factor.dtype, torch.float32)
+    own: Any = factor
+    whole = full(factor).to(wide)
+    if is_distributed(own):
+        import torch.distributed.tensor as dtensor
+
+        everywhere = [dtensor.Replicate()] * own.device_mesh.ndim
+        whole = dtensor.DTensor.from_local(whole, own.device_mesh, everywhere, run_check=False)
+    made: Any = matrix.to(wide) @ whole
+    made = made / made.square().sum(dim=0).sqrt()
+    if is_distributed(made):
+        made = made.redistribute(placements=everywhere)
+    result: Tensor = made.to(factor.dtype)
+    return result

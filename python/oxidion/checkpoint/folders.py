@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -121,6 +121,7 @@ def save_dcp(
     form: str = "microsoft-dion",
     *,
     extra: Mapping[str, Any] | None = None,
+    q_side: Literal["rows", "short"] | None = None,
 ) -> None:
     """Saves a checkpoint that microsoft/dion's training script can load: the model and the optimizer.
 
@@ -142,12 +143,17 @@ def save_dcp(
         optimizer: a `Dion`, `Muon`, `NorMuon`, `Dion2` or `NorDion2`.
         form: "microsoft-dion", or "dion" for short.
         extra: further entries of the checkpoint.
+        q_side: the side of each matrix to which microsoft/dion's Q belongs: "rows" under FSDP2, "short" in
+            one process and with DDP. A Q of the other side is replaced by the momentum times Q with columns
+            of norm 1, which spans what the next step looks for: take a step before. None keeps each Q.
 
     Raises:
-        ValueError: for an unknown form, for classes, algorithms and states that microsoft/dion does not have,
-            and for an ``extra`` with the names "model" or "optimizer".
+        ValueError: for an unknown form or side, for classes, algorithms and states that microsoft/dion does
+            not have, and for an ``extra`` with the names "model" or "optimizer".
     """
     _check_format("form", form)
+    if q_side not in (None, "rows", "short"):
+        raise ValueError(f"q_side must be None, 'rows' or 'short', got {q_side!r}")
     extra = dict(extra or {})
     if taken := extra.keys() & {"model", "optimizer"}:
         raise ValueError(f"extra must not have {sorted(taken)}: save_dcp() writes these entries")
@@ -175,6 +181,9 @@ def save_dcp(
         for name in names
         if saved["state"].get(name)
     }
+    for own in states.values():
+        if q_side is not None and "Q" in own:
+            own["Q"] = _q_of(own["momentum"], own["Q"], q_side)
     state = {"model": folders.model_states(model), "optimizer": {"state": states, "param_groups": groups}}
     folders.write(folder, {**state, **extra})
 
@@ -394,3 +403,12 @@ def _their_state(
     if algorithm == "adamw" and optimizer._ALGORITHM != "dion":
         made["step_dev"] = state["step_dev"]
     return made
+
+
+def _q_of(momentum: Tensor, q: Tensor, side: str) -> Tensor:
+    """Q of a matrix on a side: itself, or the momentum times Q with columns of norm 1."""
+    rows, columns = momentum.shape
+    wanted = rows if side == "rows" else min(rows, columns)
+    if q.shape[0] == wanted:
+        return q
+    return folders.product(momentum if wanted == rows else momentum.mT, q)
