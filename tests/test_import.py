@@ -217,6 +217,17 @@ def test_microsoft_dion_state_dict_is_taken_as_it_is() -> None:
     assert made["param_groups"][0]["params"] is not saved["param_groups"][0]["params"]
 
 
+def test_betas_of_a_microsoft_dion_group_are_those_it_computes_with() -> None:
+    param = torch.nn.Parameter(torch.zeros(3))
+    group = {"params": [0], "algorithm": "adamw", "lr": 0.25, "step": 7, "beta1": 0.5, "beta2": 0.75}
+    optimizer = oxidion.Muon([{"params": [param], "algorithm": "adamw"}], betas=(0.1, 0.2))
+    for betas in ({}, {"betas": (0.95, 0.98)}):
+        saved = {"state": {}, "param_groups": [{**group, **betas}]}
+        optimizer.load_state_dict(import_state_dict(saved, "microsoft-dion", optimizer=optimizer))
+        (own,) = optimizer.param_groups
+        assert (own["betas"], own["beta1"], own["beta2"]) == ((0.5, 0.75), 0.5, 0.75)
+
+
 Spoil = Callable[[dict[str, Any]], Any]
 WRONG: dict[str, tuple[str, Spoil, str]] = {
     "source": ("adafactor", lambda sd: sd, "'hf-adafactor', 'came-pytorch'.*got 'adafactor'"),

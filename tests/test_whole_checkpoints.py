@@ -304,7 +304,7 @@ def test_old_folder_that_cannot_be_removed_is_only_a_warning(
 
     for step in (10, 20):
         save(tmp_path, step)
-    monkeypatch.setattr("oxidion.checkpoint.tell", tell)
+    monkeypatch.setattr("oxidion.checkpoint.whole.tell", tell)
     if failing == "rename":
         monkeypatch.setattr(Path, "rename", rename_or_refuse)
     else:

@@ -182,7 +182,7 @@ def test_only_the_files_of_communication_name_torch_distributed() -> None:
                 users.append(relative(file))
     # Names by version, and a check that makes process groups as a user does.
     own = ("_torch/compat", "_gpu_check/ranks")
-    allowed = ("_dist/comm", "_dist/collectives", *own)
+    allowed = ("_dist/comm", "_dist/collectives", "_dist/folders", *own)
     assert set(users) == {f"python/oxidion/{name}.py" for name in allowed}
 
 

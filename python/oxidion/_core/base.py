@@ -468,6 +468,7 @@ class OxOptimizer(Stepper, Optimizer):
             self._forget()
             self._poison = self._pending = self._reserve = None
             self._replanned = False
+            self._is_loaded = True
             self._cold = loading.without_states(self.param_groups, self.state)
             self._settle()
             if self._init_states:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from oxidion._core import averages, driver, masters, runner, schema, validate
+from oxidion._core import averages, counters, driver, masters, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.owned import OwnerSharded
@@ -98,6 +98,7 @@ class Stepper:
     _inside_averaged: int = 0
     _has_told: bool = False
     _cold: Sequence[int] = ()
+    _is_loaded: bool = False
     _looked: frozenset[int] = frozenset()
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
@@ -163,6 +164,7 @@ class Stepper:
         if self._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
         self._tell_cold()
+        self._count_loaded()
         if not self._has_told:
             self._has_told = True
             masters.tell_of_rounding(self.param_groups)
@@ -559,6 +561,16 @@ class Stepper:
                 self.param_groups[number]["step"],
             )
         self._cold = ()
+
+    def _count_loaded(self) -> None:
+        """Looks once, at the first step after a state dict was loaded, for counters that it did not have."""
+        if not self._is_loaded or device.is_capturing(device.device_of(self.param_groups)):
+            return
+        self._is_loaded = False
+        found = counters.uncounted(self.param_groups, self.state, self._STATE_NAMES)
+        if found:
+            groups = self._read_groups() if self._groups is None else self._groups
+            counters.take_from_groups(found, self.param_groups, groups)
 
     def _workspace(self, memory: Sequence[tuple[torch.device, int]]) -> list[torch.Tensor]:
         """Memory of float32 on each device for what a step keeps for itself alone."""
