@@ -172,7 +172,7 @@ class Job:
         return int(newest.name.removeprefix("step-"))
 
     def is_to_save(self, step: int) -> bool:
-        """Whether a checkpoint follows after so many steps."""
+        """Whether a checkpoint follows after this number of steps."""
         due = step == self.options.steps or step % self.options.save_every == 0
         return self.options.folder is not None and due
 

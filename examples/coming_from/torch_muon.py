@@ -22,7 +22,8 @@ def build_optimizers(model: nn.Module) -> list[Optimizer]:
     """Muon for the hidden matrices, AdamW for the others."""
     matrices, head, rest = parameters_by_kind(model)
     muon = Muon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    return [muon, AdamW([*head, *rest], lr=0.003)]
+    adamw = AdamW([*head, *rest], lr=0.003)
+    return [muon, adamw]
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 One process, FSDP2 on two ranks, FSDP2 with tensor parallelism on four, DDP on two, one process again. All
 are in float64, the orthonormalization too: the losses are those of one process that was never stopped, but
-for the order of sums. A resumed run without its optimizer's states has losses that differ by more than 1e-3.
+for the order of sums. A resumed run without its optimizer's states has losses that differ by 7e-3 and more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ oxidion.checkpoint.whole_folder = whole_folder_and_a_kill
 sys.path.insert(0, os.path.dirname(script))
 runpy.run_path(script, run_name="__main__")
 """
-"""Runs a script with products in float64; kills its process so many seconds after its first checkpoint."""
+"""Runs a script with products in float64; kills its process ``delay`` seconds after its first checkpoint."""
 
 
 MODULES = (
