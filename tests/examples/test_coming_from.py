@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "coming_from"
 BOUND = 1e-10
 """Largest difference of two losses, which are about 4; 2e-15 is the largest that was found."""
-SAVE_EVERY, STEPS = 2, 18
+SAVE_EVERY, STEPS = 2, 30
 CYCLE = ("one", "fs=2", "fs=2,tp=2", "dp=2", "one")
 
 PAGE = ROOT / "docs" / "coming-from" / "colossalai.md"
@@ -90,8 +90,9 @@ def run(
     is_killed = kill_after >= 0.0
     sizes = [f"--steps={STEPS}", f"--save-every={SAVE_EVERY if is_killed else STEPS}", "--dtype=float64"]
     ended = processes.run(KILLED, str(script), str(kill_after), *options, *sizes, ranks=ranks)
-    wanted = -signal.SIGKILL if is_killed else 0
-    assert {rank.returncode for rank in ended} == {wanted}, "".join(rank.stderr for rank in ended)
+    codes, errors = [rank.returncode for rank in ended], "".join(rank.stderr for rank in ended)
+    # A rank that notices first that another one is gone ends with an error of gloo.
+    assert (-signal.SIGKILL in codes and 0 not in codes) if is_killed else not any(codes), errors
     found = re.findall(r"^step (\d+) loss (\S+)$", ended[0].stdout, re.MULTILINE)
     return {int(step): float(loss) for step, loss in found}
 
