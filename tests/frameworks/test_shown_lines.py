@@ -1,4 +1,4 @@
-"""The pages of ``docs/frameworks`` show lines of scripts that the tests run, and all stand in the index."""
+"""Pages show lines of scripts that the tests run, and those of ``docs/frameworks`` all stand in the index."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "frameworks"
+COMING_FROM = ROOT / "docs" / "coming-from"
 INDEX = FOLDER / "index.md"
 SHOWN = re.compile(
     r"^<!-- not run: lines of (?P<script>examples/\S+\.py), [^\n]*-->\n```python\n(?P<code>.*?)^```",
@@ -17,7 +18,7 @@ SHOWN = re.compile(
 )
 BLOCKS = [
     pytest.param(ROOT / block["script"], block["code"], id=f"{page.stem}-{number}")
-    for page in sorted(FOLDER.glob("*.md"))
+    for page in sorted([*FOLDER.glob("*.md"), *COMING_FROM.glob("*.md")])
     for number, block in enumerate(SHOWN.finditer(page.read_text()))
 ]
 SCRIPTS = sorted((ROOT / "examples" / "frameworks").glob("with_*.py"))
