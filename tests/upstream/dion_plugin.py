@@ -32,7 +32,7 @@ def _orthogonalize(
     global_comm_dim_size: int | None,
     **_: Any,
 ) -> Generator[None, None, list[Tensor]]:
-    """Orthogonalizes matrices of which every rank has some rows, by one step of Muon without momentum."""
+    """Orthogonalizes matrices from the rows that each rank has, by one step of Muon without momentum."""
     mesh, placements = init_device_mesh("cpu", (world_size,)), [Shard(0)]
 
     def whole(local: Tensor) -> DTensor:
@@ -71,7 +71,7 @@ class _Runtime:
 
 
 def install() -> None:
-    """Puts the package in the place of `dion`."""
+    """Makes the tests import the package as `dion`."""
     sys.modules["dion"] = dion
     modules: dict[str, Any] = dict(dion.register("dion"))
     modules["megabatch_base"].megabatch_orthogonalize_async = _orthogonalize

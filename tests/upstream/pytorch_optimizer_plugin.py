@@ -26,7 +26,7 @@ OTHER_LENGTH = (0.5, 5)
 FLAGS = ("use_muon", "pre_norm")
 """Arguments that helpers of its tests hand to its own classes, by their names."""
 BIASES = {"strict": False}
-SAM_KEYS = ("rho", "adaptive", "sigma")
+SAM_KEYS = ("rho", "adaptive", "sigma", "lmbda")
 """Group keys that its SAM and FriendlySAM hand to the optimizer that they wrap."""
 
 
