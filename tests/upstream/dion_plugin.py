@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from oxidion.compat import dion
 from upstream.gloo import replace_spawn, without_devices
@@ -37,10 +38,12 @@ def _orthogonalize(
 
     def whole(local: Tensor) -> DTensor:
         rows, columns = global_comm_dim_size, local.shape[1]
-        known = {} if rows is None else {"shape": torch.Size((rows, columns)), "stride": (columns, 1)}
+        known: dict[str, Any] = (
+            {} if rows is None else {"shape": torch.Size((rows, columns)), "stride": (columns, 1)}
+        )
         return DTensor.from_local(local, mesh, placements, run_check=False, **known)
 
-    params = [torch.nn.Parameter(whole(torch.zeros_like(shard))) for shard in U]
+    params: list[Any] = [torch.nn.Parameter(whole(torch.zeros_like(shard))) for shard in U]
     for param, shard in zip(params, U, strict=True):
         param.grad = whole(shard)
     options = {"newton_schulz_func": newton_schulz_func, "epsilon": float(epsilon)}

@@ -11,12 +11,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed
+import torch.distributed.tensor
 import torch.multiprocessing
-from torch import distributed as dist
-from torch.distributed import tensor as dtensor
 
-_init_process_group = dist.init_process_group
-_init_device_mesh = dtensor.init_device_mesh
+_cuda: Any = torch.cuda
+_dist: Any = torch.distributed
+_dtensor: Any = torch.distributed.tensor
+_processes: Any = torch.multiprocessing
+_init_process_group = _dist.init_process_group
+_init_device_mesh = _dtensor.init_device_mesh
 
 
 class _CpuTorch(ModuleType):
@@ -31,11 +35,11 @@ class _CpuTorch(ModuleType):
         return torch.device("cpu")
 
 
-def _device_mesh(_: str, *args: Any, **kwargs: Any) -> dtensor.DeviceMesh:
-    return dtensor.DeviceMesh("cpu", *args, **kwargs)
+def _device_mesh(_: str, *args: Any, **kwargs: Any) -> Any:
+    return _dtensor.DeviceMesh("cpu", *args, **kwargs)
 
 
-def _cpu_mesh(_: str, *args: Any, **kwargs: Any) -> dtensor.DeviceMesh:
+def _cpu_mesh(_: str, *args: Any, **kwargs: Any) -> Any:
     return _init_device_mesh("cpu", *args, **kwargs)
 
 
@@ -51,14 +55,14 @@ def _no_op(*_: Any) -> None:
 def without_devices() -> None:
     """Leaves tensors on the CPU and waits for no device."""
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
-    torch.cuda.synchronize = torch.cuda.set_device = _no_op
+    _cuda.synchronize = _cuda.set_device = _no_op
 
 
 def _process(rank: int, worker: Any, args: tuple[Any, ...]) -> None:
     """A process of a test."""
     torch.set_num_threads(1)
-    dist.init_process_group = _gloo_group
-    dtensor.init_device_mesh = _cpu_mesh
+    _dist.init_process_group = _gloo_group
+    _dtensor.init_device_mesh = _cpu_mesh
     module: Any = sys.modules[worker.__module__]
     module.torch = _CpuTorch("torch")
     if hasattr(module, "DeviceMesh"):
@@ -67,9 +71,9 @@ def _process(rank: int, worker: Any, args: tuple[Any, ...]) -> None:
 
 
 def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True) -> Any:
-    return torch.multiprocessing.start_processes(_process, (fn, args), nprocs, join, start_method="fork")
+    return _processes.start_processes(_process, (fn, args), nprocs, join, start_method="fork")
 
 
 def replace_spawn() -> None:
     """Replaces ``torch.multiprocessing.spawn`` by one whose processes use the CPU and gloo."""
-    torch.multiprocessing.spawn = _spawn
+    _processes.spawn = _spawn
