@@ -26,6 +26,8 @@ OTHER_LENGTH = (0.5, 5)
 FLAGS = ("use_muon", "pre_norm")
 """Arguments that helpers of its tests hand to its own classes, by their names."""
 BIASES = {"strict": False}
+SAM_KEYS = ("rho", "adaptive", "sigma", "lmbda")
+"""Group keys that its SAM and FriendlySAM hand to the optimizer that they wrap."""
 
 
 def _without_flags(params: Any) -> Any:
@@ -51,7 +53,7 @@ def _lenient(cls: Any) -> type[Optimizer]:
     @functools.wraps(cls.__init__)
     def __init__(self: Any, params: Any, **kwargs: Any) -> None:
         given = {key: value for key, value in kwargs.items() if key not in FLAGS}
-        cls.__init__(self, _without_flags(params), **{**least, **given})
+        cls.__init__(self, _without_flags(params), **{"extra_keys": SAM_KEYS, **least, **given})
 
     return type(name, (cls,), {"__init__": __init__})
 
