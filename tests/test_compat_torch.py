@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -135,6 +136,25 @@ def test_words_that_are_written_act_as_given_ones() -> None:
     go(given, first, range(2))
     go(written, second, range(2))
     assert all(map(torch.equal, given, written))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_keys_that_are_written_into_a_copy_count(again: Any) -> None:
+    params = weights()
+    optimizer = Muon(params)
+    go(params, optimizer, range(1))
+    made = again(optimizer)
+    own = made.param_groups[0]
+    own.update(mu=0.1, adjust_lr="match_rms_adamw")
+    go(own["params"], made, range(1))
+    assert (own["mu"], own["momentum"], own["adjust_lr_fn"]) == (0.1, 0.1, "match_rms_adamw")
+
+
+def test_keys_of_the_class_below_may_be_arguments() -> None:
+    group = Muon(weights(), mu=0.5, epsilon=1e-3, adjust_lr="rms_norm").param_groups[0]
+    assert [group[word] for word in ("momentum", "eps", "adjust_lr_fn")] == [0.5, 1e-3, "match_rms_adamw"]
+    with pytest.raises(ValueError, match="two words for one setting"):
+        Muon(weights(), momentum=0.7, mu=0.5)
 
 
 @needs_peer

@@ -193,6 +193,20 @@ def test_folders_that_are_none_and_unknown_words_are_refused(tmp_path: Path) -> 
     dion_folder.write(tmp_path, network, "Dion", "adamw")
     with pytest.raises(ValueError, match="optimizer has parameters that model does not have"):
         load_dcp(tmp_path, network, build()[1])
+    for work in (load_dcp, save_dcp):
+        with pytest.raises(TypeError, match="optimizer must be one of oxidion's classes"):
+            work(tmp_path, network, torch.optim.SGD(network.parameters()))
+
+
+def test_states_of_parameters_that_are_frozen_here_are_left_out_and_a_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dion_folder.write(tmp_path, model(), "Dion", "adamw")
+    network, optimizer = build()
+    first = next(network.parameters()).requires_grad_(False)
+    load_dcp(tmp_path, network, optimizer)
+    assert not optimizer.state.get(first)
+    assert "states of 1 parameters that require no gradient here" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["Dion", "Muon"])

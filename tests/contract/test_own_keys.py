@@ -94,13 +94,67 @@ def test_groups_of_a_model_have_own_keys() -> None:
     [
         ("lr_mult", TypeError, "list of names"),
         ((1,), TypeError, "list of names"),
-        (("lr",), ValueError, "'lr' is a setting"),
-        (("rank_fraction",), ValueError, "unknown group key"),
+        (None, TypeError, "list of names"),
+        (("lr",), ValueError, "groups may have 'lr' anyway"),
+        (("rank_fraction",), ValueError, "groups may have 'rank_fraction' anyway"),
+        (("momentum",), ValueError, "groups may have 'momentum' anyway"),
+        (("eps",), ValueError, "groups may have 'eps' anyway"),
+        (("fused",), ValueError, "groups may have 'fused' anyway"),
     ],
 )
 def test_own_keys_are_names_that_nothing_reads(given: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        oxidion.Muon([{"params": [weight()], "gamma": 1.0}], extra_keys=given)
+        oxidion.Muon([weight()], extra_keys=given)
+    with pytest.raises(error, match=said):
+        oxidion.param_groups(nn.Sequential(nn.Linear(4, 4)), "muon", extra_keys=given, summary=False)
+
+
+def test_names_may_come_from_a_generator_and_values_are_left_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    names = (key for key in ("kind",))
+    optimizer: Any = oxidion.Muon(
+        model, overrides={"0.weight": {"kind": torch.int64}}, extra_keys=names, summary=False
+    )
+    assert [group.get("kind") for group in optimizer.param_groups] == [torch.int64, None, None]
+    go(optimizer)
+    assert [group.get("kind") for group in optimizer.state_dict()["param_groups"]] == [
+        torch.int64,
+        None,
+        None,
+    ]
+
+
+def test_factory_of_the_trainer_hands_own_keys_on() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    groups = {"overrides": {"0.weight": {"lr_mult": 2.0}}, "summary": False}
+    for place in ({"extra_keys": ["lr_mult"]}, {}):
+        beside = {} if place else {"extra_keys": ["lr_mult"]}
+        made: Any = oxidion.compat.hf.OptimizerFactory()(
+            model, "Muon", lr=0.1, groups={**groups, **place}, **beside
+        )
+        assert [group.get("lr_mult") for group in made.param_groups] == [2.0, None, None]
+
+
+def test_decay_by_the_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match="decoupled_weight_decay must be True"):
+        oxidion.AdamW([{"params": [weight()], "decoupled_weight_decay": False}], weight_decay=0.1)
+    peer = torch.optim.Adam([weight()], weight_decay=0.1)
+    with pytest.raises(ValueError, match="decoupled_weight_decay must be True"):
+        oxidion.AdamW([weight()]).load_state_dict(peer.state_dict())
+    oxidion.AdamW([weight()]).load_state_dict(torch.optim.Adam([weight()]).state_dict())
+
+
+def test_numbers_of_numpy_may_be_written() -> None:
+    muon: Any = oxidion.Muon([weight()])
+    go(muon)
+    muon.param_groups[0].update(nesterov=np.bool_(True), ns_steps=np.int64(6), momentum=np.float32(0.5))
+    go(muon)
+    assert [muon.param_groups[0][key] for key in ("nesterov", "ns_steps", "mu")] == [True, 6, 0.5]
+    adamw: Any = oxidion.AdamW([weight()])
+    adamw.param_groups[0]["betas"] = np.array([0.5, 0.75])
+    go(adamw)
+    adamw.load_state_dict(adamw.state_dict())
+    assert adamw.param_groups[0]["betas"] == (0.5, 0.75)
 
 
 @pytest.mark.parametrize("where", ["arguments", "group", "later"])

@@ -429,3 +429,35 @@ def test_llama_goes_on_with_another_optimizer(name: str, tmp_path: Path) -> None
     imported = "import DistributedAdaFactor"
     code = script().replace(imported, f"{imported}, {name}, get_galore_param_groups")
     check_resumed(code.replace(LINE, f"optimizer = {OTHERS[name]}"), tmp_path, (1, 1), [(1, 1)])
+
+
+def test_bias_correction_of_groups_counts_whenever_it_is_written() -> None:
+    def moved(given: dict[str, Any], written: dict[str, Any]) -> Tensor:
+        param = nn.Parameter(torch.linspace(1.0, 2.0, 6))
+        optimizer: Any = colossalai.DistributedLamb([{"params": [param], **given}], lr=0.1)
+        optimizer.param_groups[0].update(written)
+        for _ in range(2):
+            param.grad = torch.linspace(-1.0, 3.0, 6)
+            optimizer.step()
+        return param.detach()
+
+    plain, without = moved({}, {}), moved({"bias_correction": False}, {})
+    assert not torch.equal(plain, without)
+    assert torch.equal(moved({}, {"bias_correction": False}), without)
+    saved = colossalai.DistributedLamb([nn.Parameter(torch.ones(6))]).state_dict()
+    saved["param_groups"][0]["bias_correction"] = saved["param_groups"][0].pop("debias") == "none"
+    other: Any = colossalai.DistributedLamb([nn.Parameter(torch.ones(6))])
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["debias"] == "none"
+    with pytest.raises(ValueError, match="two words for one setting"):
+        moved({"bias_correction": False, "debias": "step"}, {})
+
+
+@pytest.mark.parametrize("given", ["none", 1, None])
+def test_bias_correction_is_a_flag(given: Any) -> None:
+    for arguments in ({"bias_correction": given}, {}):
+        group = {"params": [nn.Parameter(torch.ones(4))]}
+        with pytest.raises(ValueError, match="bias_correction must be True or False"):
+            colossalai.DistributedLamb(
+                [group if arguments else {**group, "bias_correction": given}], **arguments
+            )

@@ -311,7 +311,9 @@ def test_mesh_that_shards_beside_experts_may_be_given() -> None:
         shared = dion.Muon([{"params": iter(plain)}], group)
         assert str(shared.plan()) == str(oxidion.Muon(plain, distributed_mesh=group).plan())
         assert str(dion.Muon([{"params": iter([expert])}], experts).plan()).count("dp_shard_mod_ep")
-        with pytest.raises(oxidion.LayoutError, match="leave meshes out"):
+        with pytest.raises(
+            oxidion.LayoutError, match="Leave that mesh out: the DTensors tell"
+        ):
             oxidion.Muon([expert], distributed_mesh=flat, init_state=True)
 
 
@@ -390,7 +392,7 @@ def test_shim_leaves_a_package_of_others_as_it_is(
     (other / "dion" / "__init__.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(other)
     for words, text in {
-        ("--target", target): "dion is installed, as",
+        ("--target", target): "dion is there already, as",
         ("--target", other): "is not of this command",
         ("--target", other, "--remove"): "nothing was removed",
         ("--target", tmp_path / "none"): "expected a folder that is there",
@@ -400,3 +402,36 @@ def test_shim_leaves_a_package_of_others_as_it_is(
         assert text in capsys.readouterr().err
     assert (other / "dion" / "__init__.py").read_text() == "value = 1\n"
     assert not list(target.iterdir())
+
+
+def test_words_of_our_class_and_of_forks_are_read_everywhere() -> None:
+    def weight() -> nn.Parameter:
+        return nn.Parameter(torch.ones(8, 4))
+
+    assert dion.Muon([weight()], momentum=0.5).param_groups[0]["mu"] == 0.5
+    with pytest.raises(ValueError, match="two words for one setting"):
+        dion.Muon([weight()], mu=0.7, momentum=0.5)
+    optimizer: Any = dion.Muon([weight()], adjust_lr="keller_muon")
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["adjust_lr"] = "keller_muon"
+    optimizer.load_state_dict(saved)
+    imported = oxidion.checkpoint.import_state_dict(saved, "microsoft-dion", oxidion.Muon([weight()]))
+    assert optimizer.param_groups[0]["adjust_lr"] == imported["param_groups"][0]["adjust_lr"] == "original"
+
+
+def test_partitions_of_parameters_with_names() -> None:
+    first, second = nn.Parameter(torch.ones(8, 4)), nn.Parameter(torch.ones(6, 4))
+    made: Any = dion.Muon([("a", first), ("b", second)], matrix_partitions={first: (4, 4)})
+    assert [(g["param_names"], g["split_sizes"]) for g in made.param_groups] == [
+        (["b"], None),
+        (["a"], (4, 4)),
+    ]
+    alone: Any = dion.Muon([("a", first)], matrix_partitions={first: (4, 4)})
+    assert [group["param_names"] for group in alone.param_groups] == [["a"]]
+    with pytest.raises(TypeError, match="matrix_partitions maps parameters to sizes, got list"):
+        dion.Muon([first], matrix_partitions=[(first, (4, 4))])
+
+
+def test_model_may_be_named_beside_no_parameters() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    assert len(dion.Muon(None, model=model, summary=False).param_groups) == 2

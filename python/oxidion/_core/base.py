@@ -131,6 +131,7 @@ class OxOptimizer(Stepper, Optimizer):
         distributed_mesh: Any = None,
     ) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
+        group_checks.refuse_known(self._extra_keys, self._registry.values())
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")
         self._refuse_differentiable(defaults)
@@ -183,6 +184,7 @@ class OxOptimizer(Stepper, Optimizer):
             schemas = self._schemas()
             is_bare = "algorithm" not in param_group
             self._sorter.name_algorithm(type(self), param_group, self.defaults["lr"])
+            param_group.update(validate.plain_group(param_group, self._extra_keys))
             self._refuse_differentiable(param_group)
             schema.translate(param_group, self._words(param_group), f"group {number}")
             own = self._registry.get(param_group.get("algorithm", self._ALGORITHM), type(self))
@@ -265,7 +267,8 @@ class OxOptimizer(Stepper, Optimizer):
     def _check_written(self) -> None:
         for number, group in enumerate(self.param_groups):
             if "algorithm" in group and self._written.is_new(number, group):  # else the core says so
-                made, where = validate.plain_group(group), f"group {number}"
+                made, where = validate.plain_group(group, self._extra_keys), f"group {number}"
+                group.update({key: value for key, value in made.items() if value is not group[key]})
                 away = elsewhere(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
                 fields = schema.COMMON | self._registry[made["algorithm"]]._SCHEMA
@@ -570,7 +573,8 @@ class OxOptimizer(Stepper, Optimizer):
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
                 }
             saved["state"] = masters.saved(saved["state"])
-        saved["param_groups"] = [validate.plain_group(group) for group in saved["param_groups"]]
+        groups = saved["param_groups"]
+        saved["param_groups"] = [validate.plain_group(group, self._extra_keys) for group in groups]
         return saved
 
     def _make_whole(self) -> None:
@@ -611,9 +615,8 @@ class OxOptimizer(Stepper, Optimizer):
                 held = ((key, dict(own) if isinstance(own, dict) else own) for key, own in self.state.items())
                 state["state"] = defaultdict(dict, held)
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
-        eager = {"_init_states": True} if self._init_states else {}
-        eager |= {"_extra_keys": self._extra_keys} if self._extra_keys else {}
-        return {**state, **own, **eager, **({"_functions": self._functions} if self._functions else {})}
+        kept = ("_init_states", "_extra_keys", "_functions")
+        return {**state, **own, **{key: getattr(self, key) for key in kept if getattr(self, key)}}
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes states whole, and equal on all replicas: all ranks call it before a checkpoint is taken.

@@ -76,6 +76,7 @@ _SYNONYMS = {
     "adamw_wd": ("scalar_weight_decay",),
     "muon_lr": ("lr",),
     "fused": ("foreach",),
+    **dict.fromkeys(("nbits", "optim_bits"), ("state_bits",)),
     "mu": ("ef_decay", "beta1", "betas"),
     "ef_decay": ("mu", "beta1", "betas"),
 }
@@ -204,7 +205,7 @@ def complete(
         cls.__doc__ = completed(cls.__doc__, documented, (*names, *options))
     made = _renamed(init, names, frozenset(words), rename or (lambda _: None))
     if options and sorter is not None:
-        made = _prepared(made, names, frozenset(keys), sorter)
+        made = _prepared(made, names, sorter)
     setattr(cls, "__init__", _checked(made, names, frozenset(keys), sorter if options else None))  # noqa: B010
 
 
@@ -230,18 +231,15 @@ def unknown(
     return TypeError(f"{what}; {_advice(key, known, keys, options)}")
 
 
-def extra_keys(given: Iterable[str], known: Iterable[str]) -> frozenset[str]:
-    """Group keys of a user's own, which an optimizer keeps and does not read.
+def names_of_keys(given: Any) -> frozenset[str]:
+    """Names of group keys of a user's own, which an optimizer keeps and does not read.
 
     Raises:
-        TypeError: for anything but names.
-        ValueError: for a key that an optimizer reads.
+        TypeError: for anything but a list of names.
     """
-    found = None if isinstance(given, str) else frozenset(given)
+    found = frozenset(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
     if found is None or not all(isinstance(key, str) for key in found):
         raise TypeError(f"{EXTRA} must be a list of names of group keys, got {given!r}")
-    for key in sorted(found.intersection(known)):
-        raise ValueError(f"{EXTRA} are keys that no optimizer reads, and {key!r} is a setting: leave it out")
     return found
 
 
@@ -302,7 +300,7 @@ def _renamed(
 
 
 def _prepared(
-    init: Callable[..., None], names: Sequence[str], keys: frozenset[str], sorter: Callable[[], Sorter]
+    init: Callable[..., None], names: Sequence[str], sorter: Callable[[], Sorter]
 ) -> Callable[..., None]:
     """A constructor that takes a model in the place of parameters, and group keys of a user's own."""
     own = frozenset(names)
@@ -313,7 +311,7 @@ def _prepared(
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         options = {key: kwargs.pop(key) for key in kwargs.keys() - own}
         if EXTRA in options:
-            self._extra_keys = extra_keys(options[EXTRA], keys)
+            self._extra_keys = options[EXTRA] = names_of_keys(options[EXTRA])
         placed = names[: len(args)]
         twice = {key: kwargs.pop(key) for key in placed if key in kwargs}  # Python refuses these
         by_place = dict(zip(names, args, strict=False))

@@ -76,6 +76,25 @@ def name(
         )
 
 
+def refuse_known(extra: Iterable[str], classes: Iterable[Any]) -> None:
+    """Refuses group keys of a user's own that groups may have without being told.
+
+    Args:
+        extra: the keys.
+        classes: of all optimizers, with their group keys and other words for them.
+
+    Raises:
+        ValueError: that names one.
+    """
+    known = {*schema.FOREIGN_KEYS, *schema.COMMON, *schema.SPELLINGS}
+    for cls in classes:
+        known |= {*cls._SCHEMA, *cls._WORDS}
+    for key in sorted(known.intersection(extra)):
+        raise ValueError(
+            f"extra_keys are keys that no optimizer reads, and groups may have {key!r} anyway: leave it out"
+        )
+
+
 def read_keys(own: Mapping[str, validate.Field], words: Iterable[str]) -> set[str]:
     """The group keys that an algorithm reads.
 

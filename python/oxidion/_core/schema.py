@@ -85,8 +85,9 @@ def translate(
     for name, word in words.items():
         if name not in settings:
             continue
-        validate.check_group({name: settings[name]}, {name: word.field}, set(), where)
-        given = settings.pop(name)
+        given = validate.plain(name, settings[name])
+        validate.check_group({name: given}, {name: word.field}, set(), where)
+        del settings[name]
         value = word.values.get(given, given)
         if not latest and word.key in settings and settings[word.key] != value:
             raise ValueError(
@@ -120,7 +121,6 @@ def spell(
     schemas: Mapping[str, Mapping[str, Field]],
 ) -> None:
     """Turns other spellings of keys and values into the class's own; completes betas given in one form."""
-    group.update(validate.plain_group(group))
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
         if other in schema and own in schema:

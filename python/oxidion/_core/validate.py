@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -253,23 +253,30 @@ def plain(key: str, value: Any) -> Any:
 
     Members of enumerations and numbers of NumPy have types that ``torch.load(weights_only=True)`` refuses.
     """
+    return dtype_name(value, key) if isinstance(value, torch.dtype) else _plain(key, value)
+
+
+def _plain(key: str, value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, torch.dtype):
-        return dtype_name(value, key)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, (int, float)):
         return int(value) if isinstance(value, int) else float(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(plain(key, each) for each in value) if type(value) in (tuple, list) else value
-    is_numpy = not isinstance(value, torch.Tensor) and getattr(value, "shape", None) == ()
-    return value.item() if is_numpy else value
+    if type(value) in (tuple, list):
+        return type(value)(_plain(key, each) for each in value)
+    shape = None if isinstance(value, torch.Tensor) else getattr(value, "shape", None)
+    if key == "betas" and shape is not None and len(shape) == 1:
+        return tuple(value.tolist())
+    return value.item() if shape == () else value
 
 
-def plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with values of Python's own types."""
-    return {key: value if key in _LISTS else plain(key, value) for key, value in group.items()}
+def plain_group(group: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """A group with values of Python's own types; those of a user's own keys keep their dtypes."""
+    return {
+        key: value if key in _LISTS else _plain(key, value) if key in own else plain(key, value)
+        for key, value in group.items()
+    }
 
 
 def is_same(value: object, other: object) -> bool:
@@ -325,12 +332,17 @@ def _too_large(value: object) -> str:
 
 
 def check_decay(group: Mapping[str, Any], where: str) -> None:
-    """Refuses a decay rate whose product with the step size is too large.
+    """Refuses a decay rate whose product with the step size is too large, and decay by the gradient.
 
     Raises:
         ValueError: that names both.
     """
     lr, decay = _as_number(group.get("lr")), _as_number(group.get("weight_decay"))
+    if decay and group.get("decoupled_weight_decay") is False:
+        raise ValueError(
+            f"decoupled_weight_decay must be True with weight_decay={decay!r} ({where}): weights decay "
+            "beside the step, as torch.optim.AdamW's, not by their gradients, as torch.optim.Adam's"
+        )
     if lr is not None and decay is not None and not is_finite(lr * decay):
         raise ValueError(
             f"lr * weight_decay must be finite in float32, got lr={lr!r} and weight_decay={decay!r} ({where})"

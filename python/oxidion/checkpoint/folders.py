@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -16,6 +17,7 @@ from oxidion._core.state import is_own
 from oxidion._dist import folders
 from oxidion._dist.folders import Entry
 from oxidion.checkpoint.sources import import_state_dict
+from oxidion.checkpoint.whole import by_all
 
 if TYPE_CHECKING:
     from oxidion._core.base import OxOptimizer
@@ -78,15 +80,18 @@ def load_dcp(
         The other entries of the checkpoint that are no tensors, such as "step".
 
     Raises:
+        TypeError: for an optimizer that is none of `oxidion`'s.
         ValueError: for an unknown source, for a folder that is no such checkpoint, for parameters and states
             that it lacks or that have other shapes there, and for groups that it has otherwise.
     """
     _check_format("source", source)
+    _check_class(optimizer)
     where = f"the checkpoint in {os.fspath(folder)!r}"
-    found = folders.entries(folder)
-    names = _names(model, optimizer)
     weights = folders.model_states(model)
-    to_read = _weights_to_read(found, weights, where)
+    with by_all():
+        found = folders.entries(folder)
+        names = _names(model, optimizer)
+        to_read = _weights_to_read(found, weights, where)
     is_small = {path: entry for path, entry in found.items() if _is_setting(path, entry)}
     values = folders.read(
         folder,
@@ -96,11 +101,14 @@ def load_dcp(
         },
     )
     settings = {path: values[entry.key] for path, entry in is_small.items()}
-    groups = _own_groups(_groups(settings, where), names, optimizer, where)
-    incoming = import_state_dict({"state": {}, "param_groups": groups}, "microsoft-dion", optimizer=optimizer)
+    with by_all():
+        groups = _own_groups(_groups(settings, where), names, optimizer, where)
+        taken = {"state": {}, "param_groups": groups}
+        incoming = import_state_dict(taken, "microsoft-dion", optimizer=optimizer)
     optimizer.init_state()
-    states = _states_to_read(found, names, optimizer, where)
-    _check_together(incoming, states, optimizer, where)
+    with by_all():
+        states = _states_to_read(found, names, optimizer, where)
+        _check_together(incoming, states, optimizer, where)
     read = folders.read(
         folder,
         {
@@ -152,6 +160,7 @@ def save_dcp(
             not have, and for an ``extra`` with the names "model" or "optimizer".
     """
     _check_format("form", form)
+    _check_class(optimizer)
     if q_side not in (None, "rows", "short"):
         raise ValueError(f"q_side must be None, 'rows' or 'short', got {q_side!r}")
     extra = dict(extra or {})
@@ -191,6 +200,14 @@ def save_dcp(
 def _check_format(argument: str, value: object) -> None:
     if value not in FORMATS:
         raise ValueError(f"{argument} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
+
+
+def _check_class(optimizer: object) -> None:
+    if not hasattr(optimizer, "_ALGORITHM"):
+        raise TypeError(
+            f"optimizer must be one of oxidion's classes that step all parameters, got "
+            f"{type(optimizer).__name__}"
+        )
 
 
 def _names(model: torch.nn.Module, optimizer: OxOptimizer) -> list[str]:
@@ -245,7 +262,8 @@ def _groups(settings: Mapping[folders.Path, Any], where: str) -> list[dict[str, 
     """The groups of a checkpoint; their "params" are names."""
     of_groups = {path[2:]: value for path, value in settings.items() if path[:2] == _GROUP_PATH}
     nested: dict[Any, dict[str, Any]] = _nested(of_groups)
-    groups = [nested[number] for number in sorted(nested, key=str) if isinstance(nested[number], dict)]
+    order = sorted(nested, key=lambda number: (len(str(number)), str(number)))
+    groups = [nested[number] for number in order if isinstance(nested[number], dict)]
     for number, group in enumerate(groups):
         names = group.get("params")
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -313,6 +331,13 @@ def _states_to_read(
                 f"{lost[0]}: {where} has no states of it, and has some of other parameters of group "
                 f"{number}. It was frozen or unused in that run. To begin it anew, set its requires_grad to "
                 "False while the checkpoint is loaded"
+            )
+        idle = [name for name in own_names if name in there and name not in stepped]
+        if idle:
+            logging.getLogger("oxidion").warning(
+                "group %d: the checkpoint has states of %d parameters that require no gradient here, the "
+                "first of them %s: they are left out",
+                *(number, len(idle), idle[0]),
             )
         for name, param in zip(own_names, group["params"], strict=True):
             own = optimizer.state.get(param, {})

@@ -274,7 +274,18 @@ def _by_leader(group: Any, work: Callable[[], None]) -> None:
     _agree(group, error)
 
 
-def _agree(group: Any, error: Exception | None) -> None:
+@contextmanager
+def by_all() -> Iterator[None]:
+    """A block after which all ranks go on, or none: an error of one is raised on all."""
+    error = None
+    try:
+        yield
+    except Exception as raised:  # the others wait for this rank's word
+        error = raised
+    _agree(everyone(), error, "loaded")
+
+
+def _agree(group: Any, error: Exception | None, what: str = "written") -> None:
     """Raises on all ranks where one has an error: its own there, on the others one that names the rank."""
     words = None if error is None else f"{type(error).__name__}: {error}"
     told = [words] if group is None else tell(words, group)
@@ -282,4 +293,4 @@ def _agree(group: Any, error: Exception | None) -> None:
         raise error
     for rank, said in enumerate(told):
         if said is not None:
-            raise RuntimeError(f"no checkpoint was written: rank {rank} of the group failed with {said}")
+            raise RuntimeError(f"no checkpoint was {what}: rank {rank} of the group failed with {said}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from oxidion import optim
+from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
 from oxidion._dist import comm
 from oxidion.optim._model_options import Params
@@ -87,9 +88,10 @@ _NO_CLIPPING = (
 )
 
 
-def _debias(bias_correction: bool) -> str:
-    """The value of ``debias`` for ColossalAI's ``bias_correction``."""
-    return "step" if bias_correction else "none"
+_BIAS_CORRECTION = {
+    "bias_correction": validate.Word("debias", validate.flag(True), {True: "step", False: "none"})
+}
+"""ColossalAI's word for ``debias``, of arguments and of groups."""
 
 
 class Lamb(optim.Lamb):
@@ -120,15 +122,14 @@ class Lamb(optim.Lamb):
             raise ValueError(
                 f"adam must be False, got {adam!r}: without the trust ratio Lamb is AdamW; take oxidion.AdamW"
             )
-        own: dict[str, Any] = {"debias": _debias(bias_correction), "always_adapt": True, **arguments}
-        super().__init__(params, lr, betas, eps, weight_decay, **own)
+        told = {"bias_correction": bias_correction}
+        schema.translate(told, _BIAS_CORRECTION, "arguments")
+        super().__init__(params, lr, betas, eps, weight_decay, **{"always_adapt": True, **told, **arguments})
 
     @override
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; its key ``bias_correction`` becomes ``debias``."""
-        if "bias_correction" in param_group:
-            param_group["debias"] = _debias(param_group.pop("bias_correction"))
-        super().add_param_group(param_group)
+    def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
+        is_lamb = group.get("algorithm", self._ALGORITHM) == self._ALGORITHM
+        return {**super()._words(group), **(_BIAS_CORRECTION if is_lamb else {})}
 
 
 class DistributedLamb(_Distributed, Lamb):
@@ -216,11 +217,11 @@ class GaLoreAdamW8bit(optim.GaLoreAdamW):
         clips, is_exact = percentile_clipping, nbits == 32
         checks = (
             ("nbits", nbits, nbits in (8, 32), "be 8 or 32: moments are of 8 bits or float32"),
-            ("percentile_clipping", clips, clips >= 100, _NO_CLIPPING),
+            ("percentile_clipping", clips, validate.is_number(clips) and clips >= 100, _NO_CLIPPING),
             (
                 "block_wise",
                 block_wise,
-                block_wise or is_exact,
+                block_wise is True or (block_wise is False and is_exact),
                 "be True: each block of 8-bit moments has a scale",
             ),
             ("is_paged", is_paged, not is_paged, "be False: states are not paged, see docs/offload.md"),
@@ -229,11 +230,12 @@ class GaLoreAdamW8bit(optim.GaLoreAdamW):
         for name, value, fits, rule in checks:
             if not fits:
                 raise ValueError(f"{name} must {rule} (got {value!r})")
+        size: Any = min_8bit_size
         own: dict[str, Any] = {
             "svd": "exact",
             "decay_order": "galore",
             "state_bits": nbits,
-            "min_quant_numel": int(min_8bit_size),
+            "min_quant_numel": int(size) if isinstance(size, float) and size.is_integer() else size,
             **arguments,
         }
         super().__init__(params, lr, betas, eps, weight_decay, **own)

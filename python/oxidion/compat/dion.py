@@ -81,10 +81,11 @@ class _FromDion(OxOptimizer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = self._SIGNATURE.bind(*args, **options)
+        told = {word.key for name, word in self._WORDS.items() if name in options} - given.arguments.keys()
         given.apply_defaults()
         options = given.arguments.pop("options")
         made = {**self._USUAL, **given.arguments, **options}
-        for key in _TOLD_BY_LAYOUTS:
+        for key in (*_TOLD_BY_LAYOUTS, *told):  # what another word has told is not the default
             made.pop(key, None)
         if "adjust_lr" in made:
             made["adjust_lr"] = _rule(made["adjust_lr"])
@@ -101,7 +102,9 @@ class _FromDion(OxOptimizer):
 
     def _read_all(self, params: Any, partitions: Mapping[Tensor, Any], usual: Any) -> Any:
         """Groups with the keys that are read; returns a model and a single parameter unchanged."""
-        if isinstance(params, (nn.Module, Tensor, Mapping)):
+        if not isinstance(partitions, Mapping):
+            raise TypeError(f"matrix_partitions maps parameters to sizes, got {type(partitions).__name__}")
+        if params is None or isinstance(params, (nn.Module, Tensor, Mapping)):
             if partitions:
                 raise ValueError(f"matrix_partitions needs parameters or groups, got {type(params).__name__}")
             return params
@@ -152,7 +155,11 @@ class _FromDion(OxOptimizer):
         if isinstance(groups, list) and not self._READS_BETAS:
             # microsoft/dion's may have betas too, which it does not read.
             groups = [
-                {key: group[key] for key in group if key != "betas" or not {"beta1", "beta2"} <= group.keys()}
+                {
+                    key: _rule(group[key]) if key == "adjust_lr" else group[key]
+                    for key in group
+                    if key != "betas" or not {"beta1", "beta2"} <= group.keys()
+                }
                 for group in groups
             ]
             state_dict = {**state_dict, "param_groups": groups}
@@ -179,20 +186,24 @@ def _tensors(params: Any) -> Iterator[Tensor]:
 
 def _partitioned(groups: list[Any], partitions: Mapping[Tensor, Any]) -> list[Any]:
     """The groups, then a group with ``split_sizes`` for each partition of each group."""
+    left: list[Any] = []
     others: list[Any] = []
     missing = set(partitions)
     for group in groups:
-        cut: dict[tuple[int, ...], list[Tensor]] = {}
-        held = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        for param in (param for param in held if param in missing):
-            cut.setdefault(tuple(partitions[param]), []).append(param)
-        group["params"] = [param for param in held if param not in missing]
+        cut: dict[tuple[int, ...], list[Any]] = {}
+        kept: list[Any] = []
+        held = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        for entry in held:
+            param = entry[1] if isinstance(entry, tuple) else entry
+            at = cut.setdefault(tuple(partitions[param]), []) if param in missing else kept
+            at.append(entry)
+            missing.discard(param)
         others += [{**group, "params": params, "split_sizes": sizes} for sizes, params in cut.items()]
-        missing.difference_update(*cut.values())
+        left += [{**group, "params": kept}] if kept or not cut else []
     if missing:
         shapes = ", ".join(str(tuple(param.shape)) for param in missing)
         raise ValueError(f"matrix_partitions has parameters that no group has, of the shapes {shapes}")
-    return groups + others
+    return left + others
 
 
 class Dion(_FromDion, optim.Dion):

@@ -63,7 +63,10 @@ class OptimizerFactory:
             return made
         beside = {key: arguments.pop(key) for key in list(arguments) if is_option(key)}
         rate = {"lr": arguments["lr"]} if "lr" in arguments else {}
-        own: OxOptimizer = cls(param_groups(model, cls, **{**rate, **beside, **groups}), **arguments)
+        told = {**beside, **groups}
+        if "extra_keys" in told:  # the class has to know them too
+            arguments["extra_keys"] = told["extra_keys"] = tuple(told["extra_keys"])
+        own: OxOptimizer = cls(param_groups(model, cls, **{**rate, **told}), **arguments)
         return own
 
 

@@ -58,6 +58,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def _refuse_other(parser: argparse.ArgumentParser, name: str, file: Path) -> None:
     """Ends the process where a package of the name is installed that is not of this command."""
+    module = file.parent.with_suffix(".py")
+    if module.exists():
+        parser.error(f"{module} is there and is not of this command: remove it, or name another --target")
     if file.parent.exists() and not _is_ours(file):
         parser.error(
             f"{file.parent} is there and is not of this command: remove it, or name another --target"
@@ -65,8 +68,8 @@ def _refuse_other(parser: argparse.ArgumentParser, name: str, file: Path) -> Non
     found = None if name in sys.modules else importlib.util.find_spec(name)
     if found is not None and found.origin is not None and not _is_ours(Path(found.origin)):
         parser.error(
-            f"{name} is installed, as {found.origin}: remove it (pip uninstall {name}), as only one of the "
-            "two can be imported"
+            f"{name} is there already, as {found.origin}: remove it (pip uninstall {name}, if it is "
+            "installed), as only one of the two can be imported, or run this from another folder"
         )
 
 

@@ -13,6 +13,8 @@ from oxidion.optim._model_options import Params
 
 __all__ = ["Muon"]
 
+_USUAL = {"momentum": 0.95, "eps": 1e-7, "adjust_lr_fn": None}
+"""Defaults of torch's words for settings."""
 _RULES = {"spectral_norm": "spectral_unclamped", "rms_norm": "match_rms_adamw"}
 """Rules for the factor of the rate of which torch has another word."""
 
@@ -63,16 +65,18 @@ class Muon(optim.Muon):
         adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None = None,
         **options: Any,
     ) -> None:
+        words: dict[str, Any] = {"momentum": momentum, "eps": eps, "adjust_lr_fn": adjust_lr_fn}
+        for name, value in _USUAL.items():
+            if self._WORDS[name].key in options and words[name] == value:
+                del words[name]  # it was not given, and the key of `oxidion.Muon` was
         super().__init__(
             params,
             lr=lr,
             weight_decay=weight_decay,
-            momentum=momentum,
             nesterov=nesterov,
             ns_coefficients=ns_coefficients,
-            eps=eps,
             ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
+            **words,
             **options,
         )
         self._show()
@@ -89,6 +93,11 @@ class Muon(optim.Muon):
         if groups and all(isinstance(group, Mapping) and "algorithm" not in group for group in groups):
             state_dict = checkpoint.import_state_dict(state_dict, "torch-muon", self)
         super().load_state_dict(state_dict)
+        self._show()
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         self._show()
 
     @override

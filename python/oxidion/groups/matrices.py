@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import ParamsT
 
-from oxidion._core import constructor, schema
+from oxidion._core import constructor, group_checks, schema
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR, nearest
 from oxidion._core.group_checks import listed
@@ -222,7 +222,9 @@ def param_groups(
             raise ValueError(f"{name} has no shape yet, as its module is lazy: run a forward pass first")  # noqa: TRY004
     known = Model(model, example, split_fused, prefix.rstrip("."))
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
-    pairs = _overrides(overrides, constructor.extra_keys(extra_keys, _known_keys()))
+    extra = constructor.names_of_keys(extra_keys)
+    group_checks.refuse_known(extra, OxOptimizer._registry.values())
+    pairs = _overrides(overrides, extra)
     sorted_ = _Sorted(settings, cls, pairs, patterns, is_whole=params is None)
     handed = None if params is None else _handed(params, model)
     before = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
