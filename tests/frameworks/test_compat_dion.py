@@ -320,6 +320,8 @@ def test_mesh_that_shards_beside_experts_may_be_given() -> None:
 def test_parts_of_the_steps_there_are_refused_with_a_reason() -> None:
     with pytest.raises(ImportError, match="'AsyncTask': it is a part of microsoft/dion's steps"):
         from oxidion.compat.dion.opt_utils import AsyncTask  # type: ignore[import-not-found]  # noqa: F401
+    with pytest.raises(ImportError, match="'DionParamConfig': it is a part of"):
+        from oxidion.compat.dion import DionParamConfig  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'wrong'"):
         from oxidion.compat.dion.muon import wrong  # type: ignore[import-not-found]  # noqa: F401
     from oxidion.compat.dion.cuda_graph import CudaGraphOptimizer  # type: ignore[import-not-found]

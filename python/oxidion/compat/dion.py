@@ -334,8 +334,9 @@ _CONTENTS: dict[str, dict[str, Any]] = {
 
 _INTERNAL = frozenset(
     {
-        *("AsyncRuntime", "AsyncTask", "DistributedOrthoBase", "_DionParamConfig", "adamw_update_foreach"),
-        *("create_param_batches", "dtensor_from_local", "lion_update_foreach", "ns_line_1", "ns_line_2"),
+        *("AsyncRuntime", "AsyncTask", "DionParamConfig", "DistributedOrthoBase", "_DionParamConfig"),
+        *("adamw_update_foreach", "create_param_batches", "dtensor_from_local", "lion_update_foreach"),
+        *("ns_line_1", "ns_line_2"),
         *("orthogonalize", "pad_batch", "to_local"),
     }
 )
@@ -376,3 +377,7 @@ def register(package: str) -> dict[str, ModuleType]:
 
 
 globals().update(register(__name__))
+
+
+def __getattr__(name: str) -> Any:
+    return _missing(__name__, name)
