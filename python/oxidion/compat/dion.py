@@ -81,11 +81,13 @@ class _FromDion(OxOptimizer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = self._SIGNATURE.bind(*args, **options)
-        told = {word.key for name, word in self._WORDS.items() if name in options} - given.arguments.keys()
+        given_by_word = {
+            word.key for name, word in self._WORDS.items() if name in options
+        } - given.arguments.keys()
         given.apply_defaults()
         options = given.arguments.pop("options")
         made = {**self._USUAL, **given.arguments, **options}
-        for key in (*_TOLD_BY_LAYOUTS, *told):  # what another word has told is not the default
+        for key in (*_TOLD_BY_LAYOUTS, *given_by_word):
             made.pop(key, None)
         if "adjust_lr" in made:
             made["adjust_lr"] = _rule(made["adjust_lr"])
