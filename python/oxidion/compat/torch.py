@@ -26,7 +26,7 @@ class Muon(optim.Muon):
         M \leftarrow \mu M + G, \qquad U = \operatorname{orth}(\mu M + G) \text{ or } \operatorname{orth}(M),
         \qquad X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr}\, s\, U
 
-    Groups show ``momentum``, ``eps`` and ``adjust_lr_fn`` in addition to ``mu``, ``epsilon`` and ``adjust_lr``
+    Groups show ``momentum``, ``eps`` and ``adjust_lr_fn`` next to ``mu``, ``epsilon`` and ``adjust_lr``
     of ``oxidion.Muon``: the one that is written counts from the next step on. The state is that of
     ``oxidion.Muon``, a sum of gradients where torch keeps an average; ``load_state_dict`` takes both.
     Products are in float32 where the processor does not multiply bfloat16 faster, torch's always in bfloat16.
