@@ -341,7 +341,7 @@ def check_decay(group: Mapping[str, Any], where: str) -> None:
     if decay and group.get("decoupled_weight_decay") is False:
         raise ValueError(
             f"decoupled_weight_decay must be True with weight_decay={decay!r} ({where}): weights decay "
-            "beside the step, as torch.optim.AdamW's, not by their gradients, as torch.optim.Adam's"
+            "by a factor of their own, and not by their gradients as in torch.optim.Adam"
         )
     if lr is not None and decay is not None and not is_finite(lr * decay):
         raise ValueError(
