@@ -76,7 +76,7 @@ def name(
         )
 
 
-def refuse_known(extra: Iterable[str], classes: Iterable[Any]) -> None:
+def refuse_known(extra: Iterable[str], classes: Collection[Any]) -> None:
     """Refuses group keys of a user's own that groups may have without being told.
 
     Args:
@@ -86,9 +86,8 @@ def refuse_known(extra: Iterable[str], classes: Iterable[Any]) -> None:
     Raises:
         ValueError: that names one.
     """
-    known = {*schema.FOREIGN_KEYS, *schema.COMMON, *schema.SPELLINGS}
-    for cls in classes:
-        known |= {*cls._SCHEMA, *cls._WORDS}
+    schemas = {cls._ALGORITHM: cls._SCHEMA for cls in classes}
+    known = schema.known_keys(schemas).union(schema.SPELLINGS, *(cls._WORDS for cls in classes))
     for key in sorted(known.intersection(extra)):
         raise ValueError(
             f"extra_keys are keys that no optimizer reads, and groups may have {key!r} anyway: leave it out"

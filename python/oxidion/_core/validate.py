@@ -310,12 +310,17 @@ _WORDS = {"keller_muon": "original"}
 """Values of other packages, and ours for the same."""
 
 
+def own_word(value: Any) -> Any:
+    """The word that groups keep for a value of another package; any other value is returned unchanged."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
 def _nearest(value: object, field: Field) -> str:
     """Says which word of the field a wrong one is like."""
     if not isinstance(value, str):
         return ""
-    near = [_WORDS[value]] if _WORDS.get(value) in field.words else []
-    near = near or difflib.get_close_matches(value.lower(), field.words, n=1)
+    known = own_word(value)
+    near = [known] if known in field.words else difflib.get_close_matches(value.lower(), field.words, n=1)
     if near:
         return f"; the nearest is {near[0]!r}"
     try:

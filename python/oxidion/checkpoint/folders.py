@@ -91,7 +91,7 @@ def load_dcp(
     with by_all():
         found = folders.entries(folder)
         names = _names(model, optimizer)
-        to_read = _weights_to_read(found, weights, where)
+        _check_weights(found, weights, where)
     is_small = {path: entry for path, entry in found.items() if _is_setting(path, entry)}
     values = folders.read(
         folder,
@@ -112,7 +112,7 @@ def load_dcp(
     read = folders.read(
         folder,
         {
-            **{found["model", name].key: value for name, value in to_read.items()},
+            **{found["model", name].key: value for name, value in weights.items()},
             **{key: value for own in states for key, value in own.values()},
         },
     )
@@ -226,8 +226,8 @@ def _is_setting(path: folders.Path, entry: Entry) -> bool:
     return path[0] != "model" and entry.shape is None
 
 
-def _weights_to_read(found: Found, weights: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The tensors of a model, compared with those of a checkpoint."""
+def _check_weights(found: Found, weights: Mapping[str, Any], where: str) -> None:
+    """Refuses a checkpoint without the tensors of a model, or with other shapes of them."""
     heads = sorted({str(path[0]) for path in found})
     for part in ("model", "optimizer"):
         if part not in heads:
@@ -244,7 +244,6 @@ def _weights_to_read(found: Found, weights: Mapping[str, Any], where: str) -> di
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if entry.shape != shape:
             raise ValueError(f"{name}: the model's has shape {shape}, that of {where} {entry.shape}")
-    return dict(weights)
 
 
 def _nested(values: Mapping[folders.Path, Any]) -> dict[str, Any]:

@@ -375,8 +375,8 @@ def _emerging_soap_state(state: State) -> State:
 
 def _dion_group(group: Group) -> Group:
     """AdamW and Lion there compute with ``beta1`` and ``beta2``, and read no ``betas`` of a group."""
-    if group.get("adjust_lr") == "keller_muon":  # of a fork
-        group = {**group, "adjust_lr": "original"}
+    if "adjust_lr" in group:  # it may be a fork's
+        group = {**group, "adjust_lr": validate.own_word(group["adjust_lr"])}
     pair = group.get("beta1"), group.get("beta2")
     return group if None in pair else {**group, "betas": pair}
 

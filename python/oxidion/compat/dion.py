@@ -90,7 +90,7 @@ class _FromDion(OxOptimizer):
         for key in (*_TOLD_BY_LAYOUTS, *given_by_word):
             made.pop(key, None)
         if "adjust_lr" in made:
-            made["adjust_lr"] = _rule(made["adjust_lr"])
+            made["adjust_lr"] = validate.own_word(made["adjust_lr"])
         if "rank" in given.arguments:  # DionSimple's: the first multiple of it that a tiny fraction asks for
             made |= {"rank_fraction": 1e-9, "rank_multiple_of": made.pop("rank")}
         partitions = made.pop("matrix_partitions", None) or {}
@@ -122,7 +122,7 @@ class _FromDion(OxOptimizer):
             return group
         made = {key: group[key] for key in group if key != "distributed_mesh_name"}
         if "adjust_lr" in made:
-            made["adjust_lr"] = _rule(made["adjust_lr"])
+            made["adjust_lr"] = validate.own_word(made["adjust_lr"])
         if isinstance(made.get("params"), Iterator):
             made["params"] = list(made["params"])
         first, second = usual if validate.is_pair(usual) else (None, None)  # the class says what is wrong
@@ -158,7 +158,7 @@ class _FromDion(OxOptimizer):
             # microsoft/dion's may have betas too, which it does not read.
             groups = [
                 {
-                    key: _rule(group[key]) if key == "adjust_lr" else group[key]
+                    key: validate.own_word(group[key]) if key == "adjust_lr" else group[key]
                     for key in group
                     if key != "betas" or not {"beta1", "beta2"} <= group.keys()
                 }
@@ -166,11 +166,6 @@ class _FromDion(OxOptimizer):
             ]
             state_dict = {**state_dict, "param_groups": groups}
         super().load_state_dict(state_dict)
-
-
-def _rule(adjust_lr: Any) -> Any:
-    """The word of `oxidion` for a rule of a fork: ``√max(1, d_out/d_in)`` is "original" in torch."""
-    return "original" if adjust_lr == "keller_muon" else adjust_lr
 
 
 def _tensors(params: Any) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,8 +14,6 @@ from oxidion.optim._model_options import Params
 
 __all__ = ["Muon"]
 
-_USUAL = {"momentum": 0.95, "eps": 1e-7, "adjust_lr_fn": None}
-"""Defaults of torch's words for settings."""
 _RULES = {"spectral_norm": "spectral_unclamped", "rms_norm": "match_rms_adamw"}
 """Rules for the factor of the rate of which torch has another word."""
 
@@ -66,8 +65,9 @@ class Muon(optim.Muon):
         **options: Any,
     ) -> None:
         words: dict[str, Any] = {"momentum": momentum, "eps": eps, "adjust_lr_fn": adjust_lr_fn}
-        for name, value in _USUAL.items():
-            if self._WORDS[name].key in options and words[name] == value:
+        parameters = inspect.signature(Muon.__init__).parameters
+        for name, word in self._WORDS.items():
+            if word.key in options and words[name] == parameters[name].default:
                 del words[name]  # it was not given, and the key of `oxidion.Muon` was
         super().__init__(
             params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def _check_keys(keys: Iterable[str]) -> None:
             raise TypeError(f"param_groups() got an unknown argument {key!r}{advice}")
 
 
-def _overrides(given: Overrides | None, extra: Collection[str]) -> list[tuple[Any, dict[str, Any]]]:
+def _overrides(given: Overrides | None, extra: frozenset[str]) -> list[tuple[Any, dict[str, Any]]]:
     """Overrides as pairs of what they match and group keys."""
     if given is None:
         return []
@@ -57,7 +57,7 @@ def _overrides(given: Overrides | None, extra: Collection[str]) -> list[tuple[An
         if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, nn.Module)):
             raise TypeError(f"a key of overrides must be a name pattern or a class of modules, got {key!r}")
         keys: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"algorithm": value}
-        for name in keys.keys() - _known_keys() - {"algorithm"} - set(extra):
+        for name in keys.keys() - _known_keys() - {"algorithm"} - extra:
             near = nearest(name, _known_keys())
             advice = "" if near is None else f"; the nearest is {near!r}"
             raise ValueError(f"overrides[{key!r}]: unknown group key {name!r}{advice}")
