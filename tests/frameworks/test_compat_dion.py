@@ -311,9 +311,7 @@ def test_mesh_that_shards_beside_experts_may_be_given() -> None:
         shared = dion.Muon([{"params": iter(plain)}], group)
         assert str(shared.plan()) == str(oxidion.Muon(plain, distributed_mesh=group).plan())
         assert str(dion.Muon([{"params": iter([expert])}], experts).plan()).count("dp_shard_mod_ep")
-        with pytest.raises(
-            oxidion.LayoutError, match="Leave that mesh out: the DTensors tell"
-        ):
+        with pytest.raises(oxidion.LayoutError, match="Leave that mesh out: the DTensors tell"):
             oxidion.Muon([expert], distributed_mesh=flat, init_state=True)
 
 
