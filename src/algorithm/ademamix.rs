@@ -55,7 +55,7 @@ impl Elementwise for AdEMAMix {
     fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let [lr, beta1, beta2, beta3, alpha, warmup, epsilon, weight_decay] = h.all();
         let (cautious, grad_factor, decay) = (self.cautious, io.grad_factor, lr * weight_decay);
-        let (known, at_step, steps) = (Vec::new(), Vec::new(), Vec::new());
+        let (known, steps) = (Vec::new(), Vec::new());
         let (mut counters, mut operands) =
             (Vec::with_capacity(io.units.len()), Vec::with_capacity(io.units.len()));
         for UnitIo { param, grad, state: [fast, slow, v, step, ..], .. } in &mut io.units {
@@ -75,7 +75,6 @@ impl Elementwise for AdEMAMix {
             cautious,
             grad_factor,
             known,
-            at_step,
             steps,
         };
         kernels::run(&update.at(steps_taken), &mut jobs(operands))

@@ -124,9 +124,16 @@ impl Came {
             .iter_mut()
             .map(|unit| along(unit).unwrap_or_else(|| INSTABILITY.scale(class, unit)))
             .collect();
-        let update = Residual { scales: &own, factors: &factors, beta1: h[BETA1] };
         let (rate, decay, cautious) = (h[LR], h[LR] * h[WEIGHT_DECAY], self.cautious);
-        let step = ConfidentApply { update, scales: &scales, rate, decay, cautious };
+        let step = ConfidentApply {
+            beta1: h[BETA1],
+            cautious,
+            rate,
+            decay,
+            update_scales: &own,
+            scales: &scales,
+            factors: &factors,
+        };
         let stacks = parts.into_iter().zip(rooms).map(|(mut unit, room)| {
             let momentum = unit.take_state(MOMENTUM).into_all();
             room.stack(Job { read: [unit.grad.all()], write: [unit.param.into_all(), momentum] })

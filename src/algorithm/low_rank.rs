@@ -174,11 +174,7 @@ impl LowRank {
 
     /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
     pub(super) fn update(&self, rate: f64, decay: f64, jobs: &mut [Job<'_, 1, 1>]) -> Result<()> {
-        if self.late {
-            kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs)
-        } else {
-            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, jobs)
-        }
+        kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious, late: self.late }, jobs)
     }
 }
 

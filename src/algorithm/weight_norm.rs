@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::stage::{StageIo, UnitIo, jobs, lines};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Apply, ApplyLate, Factors, Job, Scaled, SizeRule, WeightNorms};
+use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, DimSharding, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
@@ -49,17 +49,12 @@ pub(super) struct LastStep {
 impl LastStep {
     /// The step of weights that are free, less that of slices.
     pub(super) fn apply(&self) -> Apply {
-        Apply { rate: self.lr * self.scale, decay: self.decay, cautious: self.cautious }
+        let Self { decay, cautious, late, .. } = *self;
+        Apply { rate: self.lr * self.scale, decay, cautious, late }
     }
 
     fn free(&self, all: &mut [Job<'_, 1, 1>]) -> Result<()> {
-        let apply = self.apply();
-        if self.late {
-            let Apply { rate, decay, cautious } = apply;
-            kernels::run(&ApplyLate { rate, decay, cautious }, all)
-        } else {
-            kernels::run(&apply, all)
-        }
+        kernels::run(&self.apply(), all)
     }
 }
 

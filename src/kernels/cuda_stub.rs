@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::cpu::Slot;
 use super::cpu::rows::Stack;
-use super::cuda_call::{Pass, RowPassCall};
+use super::op::{Pass, RowPassCall};
 use super::{Copy, Messages};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut};

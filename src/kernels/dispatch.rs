@@ -5,7 +5,7 @@ use tch::Kind;
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Job, Op, Slot};
-use super::cuda_call::{Family, Pass};
+use super::op::{Family, Pass};
 use super::libtorch;
 use super::libtorch::on_device;
 use crate::error::{Error, Result};
@@ -84,7 +84,7 @@ fn add_up_there<const N: usize>(
 ) -> Result<()> {
     let Some(each) = sums.first() else { return Ok(()) };
     let width = each.len();
-    let (parts, room) = super::stay::scratch(jobs.len() * width, DType::F64, each.device())?;
+    let (parts, room) = super::backend::scratch(jobs.len() * width, DType::F64, each.device())?;
     let places: Vec<_> = (0..jobs.len()).map(|job| room.part(job * width, width)).collect();
     fold_there(call, factor, jobs, &places)?;
     let parts = parts.f_reshape([to_i64(jobs.len())?, to_i64(width)?])?;

@@ -1,24 +1,24 @@
-//! Headers for devices that are written from the declarations of operations: their scalars by name, their operands, and
-//! the kernels of each pass.
+//! Headers for devices that are written from the declarations of operations: of each pass its kernels and their
+//! operations.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use super::cuda_call::{Declared, Family, Kernel};
+use super::op::{Family, Kernel};
 use super::ops::table;
+use super::print::structure;
 
-/// The pass of each kind of kernel, as macros name it, and its header.
-const FAMILIES: [(Family, &str, &str); 4] = [
-    (Family::Elementwise, "ELEMENTWISE", "each_elementwise.cuh"),
-    (Family::Sum, "SUM", "each_sum.cuh"),
-    (Family::Mean, "MEAN", "each_mean.cuh"),
-    (Family::Row, "ROW", "each_row.cuh"),
+/// The pass of each kind of kernel, as macros name it, its header, and what that includes.
+const FAMILIES: [(Family, &str, &str, &str); 4] = [
+    (Family::Elementwise, "ELEMENTWISE", "each_elementwise.cuh", "arithmetic.cuh"),
+    (Family::Sum, "SUM", "each_sum.cuh", "summed.cuh"),
+    (Family::Mean, "MEAN", "each_mean.cuh", "arithmetic.cuh"),
+    (Family::Row, "ROW", "each_row.cuh", "stacks.cuh"),
 ];
 
 /// All kernels that are declared, in order.
 pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    table().flat_map(|declared| declared.kernels.iter().copied())
+    table()
 }
 
 /// Names of the kernels of a pass; where `encoded`, of those with a form for operands that are more than numbers of their
@@ -28,72 +28,21 @@ pub(super) fn stems(family: Family, encoded: bool) -> Vec<&'static str> {
     kernels().filter(|k| k.family == family && (!encoded || k.has_encoded_form())).map(|k| k.name).collect()
 }
 
-/// Headers by name that have no file of their own: those that are written here, and operations whose text stands in a Rust
-/// file.
+/// Headers by name that are written here.
 pub fn generated() -> &'static [(&'static str, String)] {
     static ALL: OnceLock<Vec<(&str, String)>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let inline = table().filter(|declared| declared.is_inline);
-        inline
-            .map(|declared| (declared.header.0, declared.header.1.to_owned()))
-            .chain([("scalars.cuh", scalars())])
-            .chain(FAMILIES.map(|(family, name, header)| (header, each(family, name))))
-            .collect()
+        FAMILIES.map(|(family, name, header, base)| (header, each(family, name, base))).into()
     })
 }
 
-/// Scalars of every structure and operands of every kernel.
-fn scalars() -> String {
-    let mut text = String::from(
-        "// Written from the declarations in src/kernels/ops: scalars of operations by name, operands of kernels.\n\
-         #pragma once\n#include \"jobs.cuh\"\n",
-    );
-    let mut done = BTreeSet::new();
-    for kernel in kernels() {
-        let told = kernel.told.trim_end_matches("Scalars");
-        if done.insert(told) {
-            let _ = write!(text, "\nstruct {told}Scalars {{\n    const Scalars& all;\n\n");
-            let _ = writeln!(text, "    __device__ {told}Scalars(const Scalars& all) : all(all) {{}}");
-            for (at, scalar) in kernel.scalars.iter().enumerate() {
-                let (kind, is_set) = if scalar.is_flag { ("bool", " != 0") } else { ("double", "") };
-                let _ = writeln!(
-                    text,
-                    "    __device__ {kind} {}() const {{ return all[{at}]{is_set}; }}",
-                    scalar.name
-                );
-            }
-            text.push_str("};\n");
-        }
-        let bits = |has: fn(&super::cuda_call::Operand) -> bool| {
-            kernel
-                .operands
-                .iter()
-                .rev()
-                .map(|operand| if has(operand) { '1' } else { '0' })
-                .collect::<String>()
-        };
-        let names: Vec<_> = kernel.operands.iter().map(|operand| operand.name).collect();
-        let _ = write!(
-            text,
-            "\n// {}: {}\nstruct {}Operands {{\n    static constexpr int OPERANDS = {};\n    \
-             static constexpr u32 READS = 0b{};\n    static constexpr u32 WRITES = 0b{};\n}};\n",
-            kernel.name,
-            names.join(", "),
-            kernel.device,
-            names.len(),
-            bits(|operand| operand.reads),
-            bits(|operand| operand.writes),
-        );
-    }
-    text
-}
-
 /// The operations of a pass, and macros that name each of its kernels.
-fn each(family: Family, name: &str) -> String {
-    let mut text = String::from("// Written from the declarations in src/kernels/ops.\n#pragma once\n");
-    let has = |declared: &&Declared| declared.kernels.iter().any(|kernel| kernel.family == family);
-    for declared in table().filter(has) {
-        let _ = writeln!(text, "#include \"{}\"", declared.header.0);
+fn each(family: Family, name: &str, base: &str) -> String {
+    let mut text = format!(
+        "// Written from the formulas in src/kernels/ops.\n#pragma once\n#include \"arithmetic.cuh\"\n#include \"{base}\"\n"
+    );
+    for kernel in kernels().filter(|kernel| kernel.family == family) {
+        text.push_str(&structure(kernel, (kernel.tape)()));
     }
     for (prefix, encoded) in [("", false), ("ENCODED_", true)] {
         let _ = write!(text, "\n#define EACH_{prefix}{name}(KERNEL)");
@@ -107,32 +56,26 @@ fn each(family: Family, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn names_of_kernels_and_headers_are_used_once() {
+    fn names_of_kernels_are_used_once() {
         let names: BTreeSet<_> = kernels().map(|kernel| kernel.name).collect();
         let devices: BTreeSet<_> = kernels().map(|kernel| kernel.device).collect();
-        let headers: BTreeSet<_> = table().map(|declared| declared.header.0).collect();
         assert!(names.len() > 20);
         assert_eq!([names.len(), devices.len()], [kernels().count(); 2]);
-        assert_eq!(headers.len(), table().count());
     }
 
     #[test]
-    fn scalars_are_read_by_name_in_the_order_of_the_declaration() {
-        let text = scalars();
-        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what} is not in\n{text}"));
-        let lion = &text[at("struct LionScalars {")..];
-        let lion = &lion[..lion.find("};").unwrap_or(0)];
-        assert!(lion.contains("double lr() const { return all[0]; }"), "{lion}");
-        assert!(lion.contains("bool cautious() const { return all[4] != 0; }"), "{lion}");
-        assert_eq!(text.matches("struct MomentumScalars {").count(), 1);
-        at("// momentum: g, m, u\nstruct MomentumOperands {\n    static constexpr int OPERANDS = 3;\n    \
-            static constexpr u32 READS = 0b011;\n    static constexpr u32 WRITES = 0b110;\n};\n");
-        assert!(
-            each(Family::Elementwise, "ELEMENTWISE").contains("    KERNEL(adamw_largest, AdamWLargest) \\\n")
-        );
+    fn every_kernel_stands_in_the_header_of_its_pass() {
+        let all: Vec<_> = FAMILIES.map(|(family, name, _, base)| each(family, name, base)).into();
+        for kernel in kernels() {
+            let start = format!("struct {} {{", kernel.device);
+            assert_eq!(all.iter().map(|text| text.matches(&start).count()).sum::<usize>(), 1, "{start}");
+        }
+        assert!(all[0].contains("    KERNEL(adamw_largest, AdamWLargest) \\\n"));
         assert!(!stems(Family::Elementwise, true).contains(&"count"));
     }
 }

@@ -6,14 +6,16 @@ pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda_stub.rs"]
 pub mod cuda;
-mod cuda_call;
+mod op;
 mod dispatch;
+mod formula;
 mod headers;
 mod libtorch;
 mod ops;
+mod print;
 #[cfg(feature = "cuda")]
 mod sources;
-mod stay;
+mod backend;
 
 pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
@@ -30,7 +32,7 @@ pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 #[cfg(not(feature = "cuda"))]
 pub use cuda::{enter_with, source_of, states, turn_off, turn_off_on};
-pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
+pub use op::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use ops::apply::{Apply, Decay};
@@ -44,7 +46,7 @@ pub use ops::columns::{
 };
 pub use ops::convert::Convert;
 pub use ops::decode::rows;
-pub use ops::direction::{ApplyLate, Direction};
+pub use ops::direction::Direction;
 pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
@@ -70,7 +72,7 @@ pub use ops::symmetric::{
 };
 pub use ops::trust::{Debias, Trust};
 pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
-pub use ops::whiten::{Temper, Whiten};
+pub use ops::whiten::{Temper, TemperTo, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::{enter_with, source_of, states, turn_off, turn_off_on};
-pub use stay::{Entered, Following, Tier, enter, follow, on_device};
+pub use backend::{Entered, Following, Tier, enter, follow, on_device};

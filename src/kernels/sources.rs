@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use super::cuda::{self, Entered, Source, Sources, State, When};
-use super::cuda_call::Family;
+use super::op::Family;
 use super::headers::{generated, stems};
-use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric, table};
+use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric};
 use crate::error::{Error, Result};
 
 /// Headers by the name under which they are included; those of operations are declared with them.
@@ -18,7 +18,6 @@ const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("cuda/src/common.cuh")),
     ("hopper.cuh", include_str!("cuda/src/hopper.cuh")),
     ("jobs.cuh", include_str!("cuda/src/jobs.cuh")),
-    ("lerp.cuh", include_str!("cuda/src/lerp.cuh")),
     ("lines.cuh", include_str!("cuda/src/lines.cuh")),
     ("master.cuh", include_str!("cuda/src/master.cuh")),
     ("normal.cuh", include_str!("cuda/src/normal.cuh")),
@@ -269,8 +268,7 @@ static SOURCES: &[&Source] = &[
 pub(super) fn sources() -> &'static Sources {
     static ALL: OnceLock<Sources> = OnceLock::new();
     ALL.get_or_init(|| {
-        let files = table().filter(|declared| !declared.is_inline).map(|declared| declared.header);
-        let files = HEADERS.iter().copied().chain(files).map(|(name, text)| (name, Cow::Borrowed(text)));
+        let files = HEADERS.iter().map(|(name, text)| (*name, Cow::Borrowed(*text)));
         let written = generated().iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str())));
         let mut headers: Vec<_> = files.chain(written).collect();
         headers.sort_unstable_by_key(|(name, _)| *name);

@@ -45,7 +45,7 @@ DISTRIBUTION = re.compile(
 )
 UNSAFE_ALLOWED = re.compile(
     r"src/(tensor/(buffer|encoding|fast_path|lent|matrix|test_views)|binding/tensor|threads/(team|openmp)"
-    r"|session/views|linalg/views|kernels/(stay|libtorch/encoded|cpu/(isa|lookup)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
+    r"|session/views|linalg/views|kernels/(backend|libtorch/encoded|cpu/(isa|lookup)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
 )
 MOST_UNSAFE = 276
 """Lines with ``unsafe`` at most, those of tests among them."""
@@ -123,9 +123,9 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-KERNELS = ("cuda_call", "cpu", "cuda", "dispatch", "ops", "headers", "sources")
+KERNELS = ("formula", "op", "cpu", "cuda", "dispatch", "ops", "print", "headers", "sources")
 """Modules of ``kernels``, the lower ones first; ``cuda_stub`` stands for ``cuda``."""
-BESIDE = ("libtorch", "stay")
+BESIDE = ("libtorch", "backend")
 """Modules beside these: an operation names its formula, which computes on the operation's operands."""
 
 

@@ -11,6 +11,8 @@ from .sources import ROOT, relative, rust_code, rust_files, without_unit_tests
 KERNELS = ROOT / "src" / "kernels"
 NAMES = [kernel["name"] for kernel in _oxidion.device_kernels()]
 DECLARATIONS = KERNELS / "ops"
+#: Files that carry out any formula, and operations that have none: those of products, and pieces of a pass.
+ENGINES = ("cpu/each", "cpu/fold", "cpu/product/combine", "ops/factored")
 #: Files of tests that have an equation, a number or a fault for operations by name.
 WITH_EQUATIONS = {"jobs.py", "test_coded.py", "test_rows.py", "test_compile_coded.py"}
 
@@ -51,11 +53,25 @@ def test_no_support_of_the_tests_has_a_list_of_operations() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_scalars_have_no_numbers_on_devices() -> None:
-    bodies = list(DECLARATIONS.rglob("*.cuh"))
-    assert len(bodies) > 8
-    wrong = [relative(file) for file in bodies if re.search(r"\bs\[\d", file.read_text())]
+def test_formulas_stand_once() -> None:
+    """CUDA bodies are printed and libtorch carries recorded formulas out: nobody writes either."""
+    assert not list(DECLARATIONS.glob("*.cuh"))
+    hand_written = [file.read_text() for file in (KERNELS / "cuda" / "src").iterdir()]
+    operations = [kernel["operation"] for kernel in _oxidion.device_kernels()]
+    bodies = [name for name in operations if any(f"struct {name} " in text for text in hand_written)]
+    assert not bodies
+    wrong = [
+        relative(file)
+        for file in rust_files(tests=False)
+        if re.search(r"fn \w+\([^)]*values: &mut \[Value\]", rust_code(file.read_text()))
+    ]
     assert not wrong
+    bodies = [
+        relative(file)
+        for file in rust_files(tests=False)
+        if re.search(r"\bimpl.*\b(Op|Fold|RowPass)<.* for ", rust_code(file.read_text()))
+    ]
+    assert set(bodies) <= {f"src/kernels/{name}.rs" for name in ENGINES}
 
 
 def test_kernels_are_called_by_their_declarations() -> None:

@@ -125,11 +125,15 @@ impl SoapMuon {
         for unit in units.iter().filter(|unit| moves(unit)) {
             turned(unit, buffers, false)?;
         }
-        let temper = kernels::Temper { beta2: h[BETA2], least: h[EPS] * h[EPS], power: self.power };
+        let (beta2, least, power) = (h[BETA2], h[EPS] * h[EPS], self.power);
         let y = buffers.get_mut(GRADIENT)?.matrices(units)?;
         let all = units.iter_mut().zip(y).filter(|(unit, _)| moves(unit));
         let all = all.map(|(unit, y)| ([], [y, unit.state[VARIANCE].reborrow()]));
-        kernels::run(&temper, &mut jobs(all))?;
+        if power.to_bits() == 0.5_f64.to_bits() {
+            kernels::run(&kernels::Temper { beta2, least }, &mut jobs(all))?;
+        } else {
+            kernels::run(&kernels::TemperTo { beta2, least, power }, &mut jobs(all))?;
+        }
         for unit in units.iter().filter(|unit| moves(unit)) {
             turned(unit, buffers, true)?;
             let is_made = is_there(&*unit.state[SINCE].view().tensor()?)?;

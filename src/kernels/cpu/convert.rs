@@ -3,25 +3,13 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::kernels::formula::Num;
 use crate::tensor::{DType, Element, FlatView, FlatViewMut};
 
 /// An arithmetic type: float32 or float64.
-pub trait Real:
-    Element
-    + Default
-    + PartialOrd
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-    + std::ops::Neg<Output = Self>
-{
-    /// Rounds a float64.
-    fn of(x: f64) -> Self;
+pub trait Real: Element + Default + PartialOrd + std::fmt::Debug + Num<Wide = f64, Flag = bool> {
     /// Widens to float64.
     fn wide(self) -> f64;
-    /// Square root.
-    fn sqrt(self) -> Self;
     /// Converts float32 storage.
     fn from_f32(x: f32) -> Self;
     /// Rounds to float32.
@@ -34,17 +22,8 @@ pub trait Real:
 
 impl Real for f32 {
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
-    fn of(x: f64) -> Self {
-        x as Self
-    }
-    #[inline]
     fn wide(self) -> f64 {
         f64::from(self)
-    }
-    #[inline]
-    fn sqrt(self) -> Self {
-        self.sqrt()
     }
     #[inline]
     fn from_f32(x: f32) -> Self {
@@ -66,16 +45,8 @@ impl Real for f32 {
 
 impl Real for f64 {
     #[inline]
-    fn of(x: f64) -> Self {
-        x
-    }
-    #[inline]
     fn wide(self) -> f64 {
         self
-    }
-    #[inline]
-    fn sqrt(self) -> Self {
-        self.sqrt()
     }
     #[inline]
     fn from_f32(x: f32) -> Self {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Job, Op, Real, Slot, run};
-use crate::kernels::cuda_call::{Launch, Pass};
+use crate::kernels::op::Pass;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
 pub(in crate::kernels) const RUN: usize = 256;
@@ -34,18 +34,23 @@ struct Pieces<'a, F, const K: usize> {
     sums: Vec<[AtomicU64; K]>,
 }
 
-impl<F, const N: usize, const K: usize> Launch<N> for Pieces<'_, F, K> {}
-
 impl<F: Fold<N, R, W, K>, const N: usize, const R: usize, const W: usize, const K: usize> Op<N, R, W>
     for Pieces<'_, F, K>
 {
     const ORDER: [Slot; N] = F::ORDER;
     // The sums of parts would be rounded otherwise.
     const SPLITS: bool = false;
+    type Constants<C: Real> = usize;
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    fn apply<C: Real>(&self, piece: usize, read: [&[C]; R], write: [&mut [C]; W]) {
+    fn constants<C: Real>(&self, piece: usize) -> usize {
+        piece
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn apply<C: Real>(&self, &piece: &usize, read: [&[C]; R], write: [&mut [C]; W]) {
         let new = self.fold.apply(self.jobs[piece], read, write);
         for (sum, new) in self.sums[piece].iter().zip(new) {
             let old = f64::from_bits(sum.load(Ordering::Relaxed));

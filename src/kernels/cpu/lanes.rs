@@ -1,7 +1,5 @@
 //! Sums over elements, several side by side.
 
-use super::Real;
-
 /// Elements that are worked on side by side.
 pub(in crate::kernels) const LANES: usize = 16;
 
@@ -30,11 +28,3 @@ macro_rules! sums {
     }};
 }
 pub(in crate::kernels) use sums;
-
-/// Σ x², in the type of the arithmetic; in float64 where that overflows.
-#[inline(always)]
-#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(in crate::kernels) fn squares<C: Real>(x: &[C]) -> f64 {
-    let sum = sums!(x;; j => x[j] * x[j]);
-    if sum.is_finite() { sum } else { x.iter().map(|x| x.wide() * x.wide()).sum() }
-}

@@ -2,6 +2,7 @@
 
 pub(super) mod blocks;
 pub(super) mod convert;
+pub(super) mod each;
 pub(super) mod fold;
 pub(super) mod gaussian;
 pub(super) mod isa;
@@ -19,11 +20,10 @@ pub(super) mod rows;
 mod thin;
 
 pub(in crate::kernels) use convert::Real;
-pub(in crate::kernels) use fold::Fold;
 use philox::philox;
 
-use super::cuda_call::Launch;
-pub(in crate::kernels) use super::cuda_call::Slot;
+use super::op::Pass;
+pub(in crate::kernels) use super::op::Slot;
 use crate::tensor::{DType, Device, Element, FlatView, FlatViewMut};
 use crate::threads;
 
@@ -100,14 +100,24 @@ impl<const R: usize, const W: usize> Job<'_, R, W> {
 }
 
 /// An elementwise operation on `N` operands of equal length, of which `R` are read and `W` written.
-pub trait Op<const N: usize, const R: usize, const W: usize>: Launch<N> + Sync {
+pub trait Op<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];
     /// True if a job may be handed over in parts of any length.
     const SPLITS: bool = true;
+    /// Numbers that all elements of a job have in common.
+    type Constants<C: Real>;
 
-    /// Applies the operation to equally long slices of job `job`.
-    fn apply<C: Real>(&self, job: usize, read: [&[C]; R], write: [&mut [C]; W]);
+    /// Computes the constants of a job.
+    fn constants<C: Real>(&self, job: usize) -> Self::Constants<C>;
+
+    /// Applies the operation to equally long slices.
+    fn apply<C: Real>(&self, constants: &Self::Constants<C>, read: [&[C]; R], write: [&mut [C]; W]);
+
+    /// Call of the operation on CUDA devices; none where there is no kernel of it.
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        None
+    }
 }
 
 /// A part of a job, with its number.
@@ -214,16 +224,18 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>
     next: Option<&Job<'_, R, W>>,
 ) {
     let len = job.len();
+    let constants = op.constants::<C>(number);
     if job.dtypes().all(|dtype| dtype == <C as Element>::DTYPE) {
         let read = job.read.map(|x| x.slice::<C>());
         let mut write = job.write.each_mut().map(FlatViewMut::slice_mut::<C>);
         let Some(next) = next.filter(|_| O::SPLITS && len <= SHORT) else {
-            return op.apply(number, read, write);
+            return op.apply(&constants, read, write);
         };
         for start in (0..len).step_by(STRETCH) {
             next.prefetch(start, STRETCH);
             let end = len.min(start + STRETCH);
-            op.apply(number, read.map(|x| &x[start..end]), write.each_mut().map(|x| &mut x[start..end]));
+            let write = write.each_mut().map(|x| &mut x[start..end]);
+            op.apply(&constants, read.map(|x| &x[start..end]), write);
         }
         return;
     }
@@ -249,7 +261,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>
             }
             _ => x.slice_mut::<C>(),
         });
-        op.apply(number, read, slices);
+        op.apply(&constants, read, slices);
         for (x, buffer) in write.iter_mut().zip(&writes) {
             if x.dtype() != <C as Element>::DTYPE {
                 convert::store(&buffer[..n], x);

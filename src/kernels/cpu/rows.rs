@@ -3,9 +3,10 @@
 
 use std::sync::OnceLock;
 
+use super::lanes::{LANES, sums};
 use super::thin::{self, THIN};
 use super::{Job, Real, Slot, convert, isa};
-use crate::kernels::cuda_call::RowPassCall;
+use crate::kernels::op::RowPassCall;
 use crate::tensor::{DType, Element, FlatViewMut};
 use crate::threads;
 
@@ -63,24 +64,19 @@ pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];
 
-    /// Does its work on a part of a row and adds to the columns' sums, which may be empty; returns what it adds to the
-    /// row's sum and to the job's.
-    fn row<C: Real>(&self, at: At, read: [&[C]; R], write: [&mut [C]; W], cols: &mut [C]) -> [f64; 2];
-
     /// Scales by row, from this one on, and by column of a matrix; empty where the pass has none.
-    fn scales<C: Real>(&self, _at: At) -> [[&[C]; 2]; SCALES] {
-        [[&[]; 2]; SCALES]
-    }
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES];
 
-    /// Does its work on elements of short rows, which have a row's and a column's scale each, and leaves what is summed by row
-    /// and by column; returns what it adds to the job's sum.
-    fn elements<C: Real>(
+    /// Does its work on elements with a scale of the row and of the column each: one of the row for all of them where
+    /// `BY_ROW`. Leaves what is summed by row and by column in the first memory, and uses the second; returns what it adds to
+    /// the job's sum.
+    fn elements<C: Real, const BY_ROW: bool>(
         &self,
         job: usize,
         read: [&[C]; R],
         write: [&mut [C]; W],
         scales: [[&[C]; 2]; SCALES],
-        summed: &mut [C],
+        memory: [&mut [C]; 2],
     ) -> f64;
 
     /// Call of the pass on CUDA devices; none where there is no kernel of it.
@@ -313,6 +309,8 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
     let wanted = if task.sums_cols { cols } else { 0 };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
     let (mut reads, mut writes) = scratch::<C, R, W>(operands);
+    let [mut summed, mut terms] = [[C::default(); TILE]; 2];
+    let sums_rows = !row_sums.is_empty() || task.sums_cols;
     let (mut done, mut unflushed) = (0, 0);
     while done < task.count {
         // Rows of one matrix.
@@ -335,11 +333,17 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
                     read: operands.read.map(|x| x.part(start, len)),
                     write: operands.write.each_mut().map(|x| x.part(start, len)),
                 };
-                let at = At { row: first.row + r, col, ..first };
-                let row = |read: [&[C]; R], write: [&mut [C]; W]| pass.row(at, read, write, sums_of_cols);
-                let [row, total] = tile(tiles, (&mut reads, &mut writes), row);
-                *sum += row;
-                left.total += total;
+                let scales = pass.scales::<C>(At { row: first.row + r, ..first });
+                let scales = scales.map(|[row, cols]| [row, cols.get(col..col + len).unwrap_or(&[])]);
+                let work = |read: [&[C]; R], write: [&mut [C]; W]| {
+                    pass.elements::<C, true>(task.job, read, write, scales, [&mut summed, &mut terms])
+                };
+                left.total += tile(tiles, (&mut reads, &mut writes), work);
+                if sums_rows {
+                    let summed = &summed[..len];
+                    *sum += sums!(summed;; j => summed[j]);
+                    sums_of_cols.iter_mut().zip(summed).for_each(|(all, own)| *all = *all + *own);
+                }
             }
             col += len;
         }

@@ -24,7 +24,7 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
     }
     let height = TILE / cols;
     let (mut by_row, mut by_col) = ([[C::default(); TILE]; SCALES], [[C::default(); TILE]; SCALES]);
-    let (mut summed, mut wide): (Tile<C>, _) = ([C::default(); TILE], vec![0.0_f64; cols]);
+    let ([mut summed, mut terms], mut wide): ([Tile<C>; 2], _) = ([[C::default(); TILE]; 2], vec![0.0_f64; cols]);
     let (mut reads, mut writes) = scratch::<C, R, W>(operands);
     let (mut done, mut matrix) = (0, None);
     while done < task.count {
@@ -49,7 +49,7 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
             write: operands.write.each_mut().map(|x| x.part(start, len)),
         };
         let work = |read: [&[C]; R], write: [&mut [C]; W]| {
-            pass.elements(task.job, read, write, scales, &mut summed[..len])
+            pass.elements::<C, false>(task.job, read, write, scales, [&mut summed[..len], &mut terms[..len]])
         };
         left.total += tile(tiles, (&mut reads, &mut writes), work);
         if !row_sums.is_empty() {

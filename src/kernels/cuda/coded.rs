@@ -4,7 +4,7 @@ use super::device::launch;
 use super::driver::Grid;
 use super::table::{FEW, Job, MOST_OPERANDS, PIECE, Scalars, add_pieces};
 use crate::error::{Error, Result};
-use crate::kernels::cuda_call::Pass;
+use crate::kernels::op::Pass;
 use crate::tensor::{Blocks, Encoding, FlatView, MOST_SPANS, Rounding};
 
 const THREADS: u32 = 128;

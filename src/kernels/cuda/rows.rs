@@ -8,7 +8,7 @@ use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, number_of};
 use crate::error::{Error, Result};
-use crate::kernels::cuda_call::RowPassCall;
+use crate::kernels::op::RowPassCall;
 use crate::tensor::{DType, FlatView, to_i64};
 
 const MOST_OPERANDS: usize = 3;

@@ -7,7 +7,7 @@ use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
 use crate::error::{Error, Result};
-use crate::kernels::cuda_call::Pass;
+use crate::kernels::op::Pass;
 use crate::tensor::{DType, FlatView};
 
 /// As `sums.cu` lays it out.

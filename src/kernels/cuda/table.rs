@@ -5,7 +5,7 @@ use super::coded::{self, CodedJob};
 use super::device::{Rate, launch};
 use super::driver::Grid;
 use crate::error::{Error, Result};
-use crate::kernels::cuda_call::{MOST_SCALARS, Pass};
+use crate::kernels::op::{MOST_SCALARS, Pass};
 use crate::tensor::{DType, FlatView, to_i64};
 
 pub(in crate::kernels) const MOST_OPERANDS: usize = 5;

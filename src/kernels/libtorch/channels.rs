@@ -8,7 +8,7 @@ use super::value::copied;
 use super::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
 use crate::error::Result;
 use crate::kernels::ops::channels::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
-use crate::kernels::stay::followed_rate;
+use crate::kernels::backend::followed_rate;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatViewMut, MatrixView};
 

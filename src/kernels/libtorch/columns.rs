@@ -6,7 +6,7 @@ use super::value::Value::{self, Known, There};
 use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
 use crate::kernels::ops::columns::{Columns, Kept, dead_share};
-use crate::kernels::stay::followed_rate;
+use crate::kernels::backend::followed_rate;
 use crate::tensor::{DType, to_i64};
 
 /// The matrix in a type.

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
 use crate::kernels::ops::factors::Steps;
 use crate::kernels::ops::trust::{Debias, Trust};
-use crate::kernels::stay::followed_rate;
+use crate::kernels::backend::followed_rate;
 use crate::tensor::FlatView;
 
 /// The first number of float64 memory, or of a counter.

@@ -5,7 +5,7 @@ pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod columns;
 mod encoded;
 pub(in crate::kernels) mod factors;
-pub(in crate::kernels) mod given;
+mod interpret;
 pub(in crate::kernels) mod neurons;
 pub(in crate::kernels) mod random;
 pub(in crate::kernels) mod slices;
@@ -13,12 +13,12 @@ pub(in crate::kernels) mod value;
 
 use tch::{Kind, Tensor};
 
-use self::given::Given;
+use self::interpret::{Args, Left, as_stored};
 use self::value::Value::{self, Known, There};
 use self::value::copied;
 use super::cpu::Slot;
 use super::cpu::rows::Stack;
-use super::cuda_call::{Pass, RowPassCall, ScaleMoments};
+use super::op::{Pass, RowPassCall, ScaleMoments};
 use super::{Copy, Messages};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FlatView, MatrixView, address_of, to_i64};
@@ -41,13 +41,6 @@ macro_rules! on_device {
 }
 
 pub(in crate::kernels) use on_device;
-
-/// Names that formulas are written with.
-pub(in crate::kernels) mod prelude {
-    pub(in crate::kernels) use super::given::Given;
-    pub(in crate::kernels) use super::value::Value::{self, Known};
-    pub(in crate::kernels) use super::value::lerp;
-}
 
 /// The type of arithmetic on operands.
 fn arithmetic(wide: bool) -> Kind {
@@ -125,16 +118,26 @@ fn operands_of(pass: &Pass<'_>, operands: &[FlatView], kind: Kind, shape: &[i64]
     pass.declared.operands.iter().zip(operands).map(one).collect()
 }
 
+/// The product of two factors in float64.
+fn product([a, b]: &[Value; 2]) -> Value {
+    a.wide() * b.wide()
+}
+
 /// Does the work of one job; returns the formula's sums.
 fn work(pass: &Pass<'_>, number: usize, operands: &[FlatView]) -> Result<Vec<Value>> {
     if operands.iter().any(|x| x.len() != operands[0].len()) {
         return Err(Error::Internal("the operands of a pass differ in length".into()));
     }
-    let given = Given::new(pass, number, operands.iter().map(FlatView::dtype).collect(), Vec::new())?;
     let kind = arithmetic(pass.double || is_wide(operands));
-    let mut values = operands_of(pass, operands, kind, &[])?;
-    let sums = (pass.declared.formula)(&given, &mut values);
-    written(pass, operands, &values)?;
+    let values = operands_of(pass, operands, kind, &[])?;
+    let Left { updated, summed } = Args::new(pass, number, Vec::new())?.run(&values)?;
+    let stored = operands.last().filter(|_| pass.declared.sums_stored).map(FlatView::dtype);
+    let sums = summed.iter().flatten().map(|pair| match stored {
+        Some(dtype) => product(&pair.each_ref().map(|x| as_stored(x, dtype))).sum(),
+        None => product(pair).sum(),
+    });
+    let sums = sums.collect();
+    written(pass, operands, &updated)?;
     Ok(sums)
 }
 
@@ -205,11 +208,10 @@ pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
         let (kind, shape) = (arithmetic(is_wide), [stack, rows, cols]);
         let scales = call.scales.iter().map(|all| scale_of(all.get(number), kind, shape));
         let scales = scales.collect::<Result<Vec<_>>>()?;
-        let stored = operands.iter().map(FlatView::dtype).collect();
-        let given = Given::new(&call.pass, number, stored, scales)?;
-        let mut values = operands_of(&call.pass, &operands, kind, &shape)?;
-        let found = (call.pass.declared.formula)(&given, &mut values);
-        let [summed, own] = [0, 1].map(|at| found.get(at).cloned().unwrap_or(Known(0.0)));
+        let values = operands_of(&call.pass, &operands, kind, &shape)?;
+        let Left { updated, summed } = Args::new(&call.pass, number, scales)?.run(&values)?;
+        let [summed, own] =
+            [0, 1].map(|at| summed.get(at).and_then(|pair| pair.as_ref()).map_or(Known(0.0), product));
         for (sums, dims) in [(row_sums, &[2_i64][..]), (col_sums, &[1]), (all_sums, &[1, 2])] {
             match &summed {
                 _ if sums.is_empty() => {}
@@ -223,7 +225,7 @@ pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
         if !total.is_empty() {
             write_numbers(&total.view(), &[own.sum()])?;
         }
-        written(&call.pass, &operands, &values)?;
+        written(&call.pass, &operands, &updated)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Chosen, Move, Sliced};
-use crate::kernels::stay::followed_rate;
+use crate::kernels::backend::followed_rate;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, to_i64};
 

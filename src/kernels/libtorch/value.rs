@@ -90,10 +90,13 @@ impl Value {
         self.map(|x| x * x, Tensor::f_square)
     }
 
-    /// As `torch.sign`: zero of what is no number.
-    pub(in crate::kernels) fn sign(&self) -> Self {
-        let known = |x: f64| if x > 0.0 { 1.0 } else { -f64::from(i8::from(x < 0.0)) };
-        self.map(known, |x| x.f_sign()?.f_nan_to_num(0.0, 0.0, 0.0))
+    /// The natural logarithm of a number that the host knows.
+    pub(in crate::kernels) fn ln(&self) -> Self {
+        match self {
+            Known(x) => Known(x.ln()),
+            There(_) => Failed("there is no logarithm of numbers on a device".into()),
+            Failed(text) => Failed(text.clone()),
+        }
     }
 
     /// `base` to the power of this.
@@ -112,11 +115,6 @@ impl Value {
 
     pub(in crate::kernels) fn min(&self, other: &Self) -> Self {
         self.with(other, f64::min, Tensor::f_fmin)
-    }
-
-    /// The same numbers in memory of their own.
-    pub(in crate::kernels) fn copied(&self) -> Self {
-        self.map(|x| x, copied)
     }
 
     /// In float64.

@@ -1,85 +1,100 @@
 //! Updates of parameters and their decay.
 
-#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
-use crate::kernels::cpu::Slot::{self, Read, Write};
-use crate::kernels::cpu::{Op, Real};
-use crate::kernels::ops::declare::{kernel, ops};
+use super::declare::{kernel, operation};
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 
-ops! {
-    cuda "apply.cuh";
+/// The rule by which every update ends: `x ← (1 - decay)·x - step`, or late `x ← (1 - decay)·(x - step)`; cautious: the decay
+/// acts where the update's direction does not oppose the weight that it is about to shrink.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule<V: Num> {
+    keep: V,
+    cautious: V::Flag,
+    late: V::Flag,
+}
 
-    /// `x ← (1 - decay)·x - rate·u`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
+impl<V: Num> Rule<V> {
+    /// With `lr · weight_decay`, before the update.
+    #[inline(always)]
+    pub(in crate::kernels) fn new(decay: V::Wide, cautious: V::Flag) -> Self {
+        Self { keep: V::narrow(V::Wide::of(1.0) - decay), cautious, late: V::never() }
+    }
+
+    /// The same after the update, if the flag says so.
+    #[inline(always)]
+    pub(in crate::kernels) fn late(self, late: V::Flag) -> Self {
+        Self { late, ..self }
+    }
+
+    /// The new weight, with a step that has the sign of `along`.
+    #[inline(always)]
+    pub(in crate::kernels) fn apply(&self, x: V, along: V, step: V) -> V {
+        let moved = V::select(self.late, x - step, x);
+        let opposes = (along * moved).lt(V::of(0.0));
+        let kept = V::select(V::both(self.cautious, opposes), moved, moved * self.keep);
+        V::select(self.late, kept, kept - step)
+    }
+}
+
+operation! {
+    /// `x ← (1 - decay)·x - rate·u`, by the [`Rule`]. Operands: x, u.
     #[derive(Clone, Copy, Debug)]
-    pub struct Apply {
+    pub struct Apply as ApplyScalars {
         /// Factor of the update.
         rate: f64 * lr,
         /// `lr · weight_decay`.
         decay: f64 * lr,
         /// True if the decay acts only where it points along the update.
         cautious: bool,
-    } => {
-        apply = Apply [x: update param, u: read plain];
+        /// True if the decay comes after the update.
+        late: bool,
     }
+}
 
+operation! {
     /// `x ← (1 - decay)·x`. Operand: x.
     #[derive(Clone, Copy, Debug)]
-    pub struct Decay {
+    pub struct Decay as DecayScalars {
         /// `lr · weight_decay`, or another.
         decay: f64 * lr if per_rate,
         ;
         /// True if the decay is proportional to the learning rate.
         per_rate: bool,
-    } => {
-        decay = Decay [x: update param];
     }
 }
 
-impl Op<2, 1, 1> for Apply {
-    const ORDER: [Slot; 2] = [Write(0), Read(0)];
+pub(in crate::kernels) const DECLARED: Declared = &[Apply::KERNEL, Decay::KERNEL];
+
+impl Formula<2, 1, 1> for Apply {
+    const KERNEL: &'static Kernel = kernel!(Elementwise apply = Apply [x: update param, u: read plain]);
+    type Constants<V: Num> = (V, Rule<V>);
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [u]: [&[C]; 1], [x]: [&mut [C]; 1]) {
-        let (rate, keep, zero) = (C::of(self.rate), C::of(1.0 - self.decay), C::default());
-        if self.cautious && self.decay != 0.0 {
-            for (x, u) in x.iter_mut().zip(u) {
-                let kept = if *x * *u >= zero { *x * keep } else { *x };
-                *x = kept - rate * *u;
-            }
-        } else {
-            for (x, u) in x.iter_mut().zip(u) {
-                *x = *x * keep - rate * *u;
-            }
-        }
+    fn constants<V: Num>(s: ApplyScalars<V::Wide>, _: &Own<V::Wide>) -> (V, Rule<V>) {
+        (V::narrow(s.rate), Rule::new(s.decay, s.cautious).late(s.late))
     }
-}
-
-impl Op<1, 0, 1> for Decay {
-    const ORDER: [Slot; 1] = [Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
-        let keep = C::of(1.0 - self.decay);
-        for x in x.iter_mut() {
-            *x = *x * keep;
-        }
+    fn update<V: Num>((rate, rule): &(V, Rule<V>), [x, u]: &mut [V; 2]) -> [[V; 2]; 0] {
+        *x = rule.apply(*x, *u, *rate * *u);
+        []
     }
 }
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
+impl Formula<1, 0, 1> for Decay {
+    const KERNEL: &'static Kernel = kernel!(Elementwise decay = Decay [x: update param]);
+    type Constants<V: Num> = V;
 
-    pub(super) fn apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let (x, u) = (values[0].clone(), values[1].clone());
-        let kept = &x * (1.0 - given.scalar("decay"));
-        let kept = if given.is("cautious") { Known(0.0).at_most(&(&x * &u)).choose(&kept, &x) } else { kept };
-        values[0] = kept - given.scalar("rate") * u;
-        Vec::new()
+    #[inline(always)]
+    fn constants<V: Num>(s: DecayScalars<V::Wide>, _: &Own<V::Wide>) -> V {
+        V::narrow(V::Wide::of(1.0) - s.decay)
     }
 
-    pub(super) fn decay(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[0] = &values[0] * (1.0 - given.scalar("decay"));
-        Vec::new()
+    #[inline(always)]
+    fn update<V: Num>(keep: &V, [x]: &mut [V; 1]) -> [[V; 2]; 0] {
+        *x = *x * *keep;
+        []
     }
 }

@@ -1,109 +1,94 @@
 //! Averages of weights.
 
-#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
-use crate::kernels::cpu::Slot::{self, Read, Write};
-use crate::kernels::cpu::{Op, Real};
-use crate::kernels::ops::declare::{kernel, ops};
-use crate::kernels::ops::lerp::Lerp;
+use super::declare::{kernel, operation};
+use super::lerp::Lerp;
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 
-ops! {
-    cuda "average.cuh";
-
+operation! {
     /// `e ← (1 - c)·e + c·x`, exactly x for c = 1. Operands: x, e, which may be rounded at random; so may x, whose
     /// numbers are only read.
     #[derive(Clone, Copy, Debug)]
-    pub struct Average {
+    pub struct Average as AverageScalars {
         /// The share c of what is new.
         share: f64,
-    } => {
-        average = Average [x: read param, e: update param];
     }
+}
 
+operation! {
     /// From `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z, of which one may be rounded at random.
     #[derive(Clone, Copy, Debug)]
-    pub struct TakeApart {
+    pub struct TakeApart as TakeApartScalars {
         /// The share b of the average x in y.
         beta: f64,
         /// `lr · weight_decay` of a decay along y.
         decay: f64 * lr,
-    } => {
-        take_apart = TakeApart [y: update param, z: update param];
     }
+}
 
+operation! {
     /// `x ← (1 - c)·x + c·z`, then from z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x, of which one may be
     /// rounded at random.
     #[derive(Clone, Copy, Debug)]
-    pub struct PutTogether {
+    pub struct PutTogether as PutTogetherScalars {
         /// The share b of the average x in y.
         beta: f64,
         /// The share c of what is new.
         share: f64,
-    } => {
-        put_together = PutTogether [z: update param, x: update param];
     }
 }
 
-impl Op<2, 1, 1> for Average {
-    const ORDER: [Slot; 2] = [Read(0), Write(0)];
+pub(in crate::kernels) const DECLARED: Declared = &[Average::KERNEL, TakeApart::KERNEL, PutTogether::KERNEL];
+
+impl Formula<2, 1, 1> for Average {
+    const KERNEL: &'static Kernel = kernel!(Elementwise average = Average [x: read param, e: update param]);
+    type Constants<V: Num> = Lerp<V>;
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], [e]: [&mut [C]; 1]) {
-        let mean = Lerp::<C>::adding(self.share);
-        for (x, e) in x.iter().zip(e) {
-            *e = mean.of(*e, *x);
-        }
+    fn constants<V: Num>(s: AverageScalars<V::Wide>, _: &Own<V::Wide>) -> Lerp<V> {
+        Lerp::adding(s.share)
     }
-}
-
-impl Op<2, 0, 2> for TakeApart {
-    const ORDER: [Slot; 2] = [Write(0), Write(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [y, z]: [&mut [C]; 2]) {
-        let (beta, rest, decay) = (C::of(self.beta), C::of(1.0 - self.beta), C::of(self.decay));
-        for (y, z) in y.iter_mut().zip(z) {
-            let x = (*y - rest * *z) / beta;
-            *y = *z - decay * *y;
-            *z = x;
-        }
+    fn update<V: Num>(mean: &Lerp<V>, [x, e]: &mut [V; 2]) -> [[V; 2]; 0] {
+        *e = mean.of(*e, *x);
+        []
     }
 }
 
-impl Op<2, 0, 2> for PutTogether {
-    const ORDER: [Slot; 2] = [Write(0), Write(1)];
+impl Formula<2, 0, 2> for TakeApart {
+    const KERNEL: &'static Kernel = kernel!(Elementwise take_apart = TakeApart [y: update param, z: update param]);
+    type Constants<V: Num> = [V; 3];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [z, x]: [&mut [C]; 2]) {
-        let (mean, between) = (Lerp::<C>::adding(self.share), Lerp::<C>::adding(self.beta));
-        for (z, x) in z.iter_mut().zip(x) {
-            let y = between.of(*z, mean.of(*x, *z));
-            (*x, *z) = (*z, y);
-        }
+    fn constants<V: Num>(s: TakeApartScalars<V::Wide>, _: &Own<V::Wide>) -> [V; 3] {
+        [s.beta, V::Wide::of(1.0) - s.beta, s.decay].map(V::narrow)
+    }
+
+    #[inline(always)]
+    fn update<V: Num>([beta, rest, decay]: &[V; 3], yz: &mut [V; 2]) -> [[V; 2]; 0] {
+        let [y, z] = *yz;
+        *yz = [z - *decay * y, (y - *rest * z) / *beta];
+        []
     }
 }
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
+impl Formula<2, 0, 2> for PutTogether {
+    const KERNEL: &'static Kernel =
+        kernel!(Elementwise put_together = PutTogether [z: update param, x: update param]);
+    type Constants<V: Num> = [Lerp<V>; 2];
 
-    pub(super) fn average(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[1] = lerp(&(1.0 - given.scalar("share")), &values[1], &values[0]);
-        Vec::new()
+    #[inline(always)]
+    fn constants<V: Num>(s: PutTogetherScalars<V::Wide>, _: &Own<V::Wide>) -> [Lerp<V>; 2] {
+        [s.share, s.beta].map(Lerp::adding)
     }
 
-    pub(super) fn take_apart(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let (y, z, beta) = (values[0].clone(), values[1].clone(), given.scalar("beta"));
-        values[0] = &z - given.scalar("decay") * &y;
-        values[1] = (&y - (1.0 - &beta) * &z) / beta;
-        Vec::new()
-    }
-
-    pub(super) fn put_together(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let z = values[0].clone();
-        let x = lerp(&(1.0 - given.scalar("share")), &values[1], &z);
-        values[0] = lerp(&(1.0 - given.scalar("beta")), &z, &x);
-        values[1] = z;
-        Vec::new()
+    #[inline(always)]
+    fn update<V: Num>([mean, between]: &[Lerp<V>; 2], zx: &mut [V; 2]) -> [[V; 2]; 0] {
+        let [z, x] = *zx;
+        *zx = [between.of(z, mean.of(x, z)), z];
+        []
     }
 }

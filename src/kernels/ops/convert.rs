@@ -1,65 +1,55 @@
 //! Conversion of one type to another, and counters.
 
-#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
-use crate::kernels::cpu::Slot::{self, Read, Write};
-use crate::kernels::cpu::{Op, Real};
-use crate::kernels::ops::declare::{kernel, ops};
+use super::declare::{kernel, operation};
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 
-ops! {
-    cuda "convert.cuh";
-
+operation! {
     /// `y ← factor·x`, from one type to another. Operands: x, y.
     #[derive(Clone, Copy, Debug)]
-    pub struct Convert {
+    pub struct Convert as ConvertScalars {
         /// The factor.
         factor: f64,
-    } => {
-        convert = Convert [x: read unsigned, y: write signed];
     }
+}
 
+operation! {
     /// `x ← x + 1`. Operand: x.
     #[derive(Clone, Copy, Debug)]
-    pub(in crate::kernels) struct Count {
-    } => {
-        count = Count [x: update plain];
+    pub(in crate::kernels) struct Count as CountScalars {
     }
 }
 
-impl Op<2, 1, 1> for Convert {
-    const ORDER: [Slot; 2] = [Read(0), Write(0)];
+pub(in crate::kernels) const DECLARED: Declared = &[Convert::KERNEL, Count::KERNEL];
+
+impl Formula<2, 1, 1> for Convert {
+    const KERNEL: &'static Kernel = kernel!(Elementwise convert = Convert [x: read unsigned, y: write signed]);
+    type Constants<V: Num> = V;
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], [y]: [&mut [C]; 1]) {
-        let factor = C::of(self.factor);
-        for (x, y) in x.iter().zip(y) {
-            *y = factor * *x;
-        }
+    fn constants<V: Num>(s: ConvertScalars<V::Wide>, _: &Own<V::Wide>) -> V {
+        V::narrow(s.factor)
     }
-}
-
-impl Op<1, 0, 1> for Count {
-    const ORDER: [Slot; 1] = [Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
-        for x in x.iter_mut() {
-            *x = *x + C::of(1.0);
-        }
+    fn update<V: Num>(factor: &V, [x, y]: &mut [V; 2]) -> [[V; 2]; 0] {
+        *y = *factor * *x;
+        []
     }
 }
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
+impl Formula<1, 0, 1> for Count {
+    const KERNEL: &'static Kernel = kernel!(Elementwise count = Count [x: update plain]);
+    type Constants<V: Num> = ();
 
-    pub(super) fn convert(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[1] = given.scalar("factor") * &values[0];
-        Vec::new()
-    }
+    #[inline(always)]
+    fn constants<V: Num>(_: CountScalars<V::Wide>, _: &Own<V::Wide>) {}
 
-    pub(super) fn count(_given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[0] = &values[0] + 1.0;
-        Vec::new()
+    #[inline(always)]
+    fn update<V: Num>((): &(), [x]: &mut [V; 1]) -> [[V; 2]; 0] {
+        *x = *x + V::of(1.0);
+        []
     }
 }

@@ -10,7 +10,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::kernels::cpu::Job;
 use crate::kernels::cpu::rows::{RowPass, Stack, rows as rows_on_cpu};
-use crate::kernels::cuda_call::RowPassCall;
+use crate::kernels::op::RowPassCall;
 use crate::kernels::dispatch::{common, no_kernel};
 use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::convert::Convert;
@@ -33,7 +33,7 @@ impl<'a> Decoded<'a> {
     /// Memory for the numbers of an operand, in the type of the arithmetic.
     fn room(&mut self, elements: usize, wide: bool, device: Device) -> Result<FlatViewMut<'a>> {
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (memory, numbers) = crate::kernels::stay::scratch_mut(elements, dtype, device)?;
+        let (memory, numbers) = crate::kernels::backend::scratch_mut(elements, dtype, device)?;
         self.memory.push(memory);
         Ok(numbers)
     }

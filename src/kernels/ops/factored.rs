@@ -1,23 +1,26 @@
 //! Passes of optimizers that keep second moments by row and by column.
 
-#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
+#![allow(clippy::needless_range_loop)] // over several slices at once, of which only their number is known
 
 use std::sync::OnceLock;
 
+use super::apply::Rule;
+use super::declare::{kernel, operation};
 use super::factors::Factors;
-use crate::kernels::cpu::Real;
-use crate::kernels::cpu::Slot;
 use crate::kernels::cpu::convert::load;
+use crate::kernels::cpu::each::{alike, gather, products, scatter};
 use crate::kernels::cpu::isa;
-use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::reduce::values;
 use crate::kernels::cpu::rows::{At, RowPass, SCALES};
-use crate::kernels::cuda_call::{Kernel, RowPassCall, ScaleMoments};
-use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::cpu::{Real, Slot};
+use crate::kernels::formula::tape::{Expr, Node, Tape, push};
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Kernel, Operation, RowPassCall, ScaleMoments};
 use crate::tensor::{DType, Device, FlatView};
 
-/// For each number of as many equal parts as there are factors the part's factor over the number's root. A pass works in
-/// the widest type of its operands, which only it knows: computed when it is first asked for in a type.
+/// `factor[i] / √number` for each number of part i, of as many equal parts as there are factors. A pass works in the widest
+/// type of its operands, which only it knows: computed when it is first asked for in a type.
 #[derive(Clone, Debug)]
 pub struct Line<'a> {
     numbers: FlatView<'a>,
@@ -146,13 +149,6 @@ impl<'a> Scales<'a> {
         Self { rows: Line::none(), cols: Line::none(), height: 0, width: 0, moments: [FlatView::EMPTY; 3] }
     }
 
-    /// The row's factor and those of the columns.
-    #[inline(always)]
-    fn at<C: Real>(&self, at: At) -> (C, &[C]) {
-        let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
-        (row, &self.cols.get::<C>()[at.matrix * self.width..][at.col..self.width])
-    }
-
     /// The factors of the rows from this one on, and those of the columns.
     #[inline(always)]
     fn from<C: Real>(&self, at: At) -> [&[C]; 2] {
@@ -161,37 +157,155 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// Moments from which a device computes scales.
-fn moments<'a>(scales: &[Scales<'a>]) -> Vec<ScaleMoments<'a>> {
-    scales.iter().map(|scales| scales.moments).collect()
+/// A formula on the elements of matrices, each with scales of its row and of its column.
+pub trait RowFormula<const N: usize, const R: usize, const W: usize>: Operation {
+    /// Its kernel.
+    const KERNEL: &'static Kernel;
+    /// Scales that it takes.
+    const SCALED_BY: usize;
+    /// Numbers that all elements of a job have in common.
+    type Constants<V: Num>: Copy;
+
+    /// Computes the constants of a job in float64.
+    fn constants<V: Num>(scalars: Self::Scalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V>;
+
+    /// Updates one element of each operand; returns the two factors of what is summed by row and column, and of what is
+    /// summed over the job.
+    fn update<V: Num>(
+        constants: &Self::Constants<V>,
+        x: &mut [V; N],
+        scales: [[V; 2]; SCALES],
+    ) -> [Option<[V; 2]>; 2];
+
+    /// The scales of every job.
+    fn scales(&self) -> [&[Scales<'_>]; SCALES];
 }
 
-ops! {
-    cuda "factored.cuh" also [&GRADIENT, &GRADIENT_AND_PARAMETER, &UPDATE, &RESIDUAL, &SCALED, &AVERAGED, &CONFIDENT];
+/// Records the formula of a kernel.
+pub(in crate::kernels) fn record<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize>() -> Tape
+{
+    Tape::record(|x: &mut [Expr; N]| {
+        let constants = F::constants::<Expr>(F::recorded(), &Own::recorded());
+        let scales = std::array::from_fn(|s| [push(Node::RowScale(s)), push(Node::ColScale(s))]);
+        F::update::<Expr>(&constants, x, scales).to_vec()
+    })
+}
 
-    /// Σ g² by row and column. Operand: gradient.
+impl<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize> RowPass<N, R, W> for F {
+    const ORDER: [Slot; N] = F::KERNEL.order::<N>();
+
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        let all = RowFormula::scales(self);
+        std::array::from_fn(|s| if s < F::SCALED_BY { all[s][at.job].from(at) } else { [&[] as &[C]; 2] })
+    }
+
+    #[inline(always)]
+    fn elements<C: Real, const BY_ROW: bool>(
+        &self,
+        job: usize,
+        read: [&[C]; R],
+        write: [&mut [C]; W],
+        scales: [[&[C]; 2]; SCALES],
+        [summed, terms]: [&mut [C]; 2],
+    ) -> f64 {
+        let constants = F::constants::<C>(self.scalars(), &self.own(job));
+        let (len, read, mut write) = alike(read, write);
+        let ([summed, terms], one) = ([&mut summed[..len], &mut terms[..len]], C::of(1.0));
+        let scales: [[&[C]; 2]; SCALES] = std::array::from_fn(|s| {
+            if s < F::SCALED_BY {
+                let [row, col] = scales[s];
+                [if BY_ROW { &row[..1] } else { &row[..len] }, &col[..len]]
+            } else {
+                [&[] as &[C]; 2]
+            }
+        });
+        let mut sums_terms = false;
+        for at in 0..len {
+            let mut x = gather(&<Self as RowPass<N, R, W>>::ORDER, &read, &write, at);
+            let own = std::array::from_fn(|s| {
+                if s < F::SCALED_BY {
+                    [scales[s][0][if BY_ROW { 0 } else { at }], scales[s][1][at]]
+                } else {
+                    [one; 2]
+                }
+            });
+            let [by_row, own] = F::update::<C>(&constants, &mut x, own);
+            scatter(&<Self as RowPass<N, R, W>>::ORDER, &mut write, at, &x);
+            if let Some([a, b]) = by_row {
+                summed[at] = a * b;
+            }
+            if let Some([a, _]) = own {
+                terms[at] = a;
+                sums_terms = true;
+            }
+        }
+        if sums_terms { products(terms, terms) } else { 0.0 }
+    }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        let moments = RowFormula::scales(self).map(|scales| scales.iter().map(|scales| scales.moments).collect());
+        Some(self.call(F::KERNEL).over_rows(moments))
+    }
+}
+
+operation! {
+    /// Σ g² by row and column, and with a parameter behind it Σ x² of all. Operands: gradient[, x].
     #[derive(Clone, Copy, Debug)]
-    pub struct GradientSquares {
+    pub struct GradientSquares as GradientSquaresScalars {
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
     }
+}
 
-    /// Scalars of [`Residual`].
-    struct ResidualScalars {
+operation! {
+    /// Σ u² with `u = g·scale`. Operand: gradient.
+    #[derive(Clone, Copy, Debug)]
+    pub struct UpdateSquares<'a> as UpdateSquaresScalars {
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+        ;
+        /// The scales of every job.
+        scales: &'a [Scales<'a>],
+    }
+}
+
+operation! {
+    /// Σ (u - m)² by row and column with `u = factor·g·scale` and m as it will be: `β₁·m + (1-β₁)·u`. Operands: gradient, m.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Residual<'a> as ResidualScalars {
         /// β₁.
         beta1: f64,
+        ;
+        /// The scales of every job.
+        scales: &'a [Scales<'a>],
+        /// Of every job first the factor: clipping, and the gradient's.
+        factors: &'a Factors<2> => reading,
     }
+}
 
-    /// Scalars of [`ScaledApply`].
-    struct ScaledApplyScalars {
+operation! {
+    /// `x ← (1 - decay)·x - factor·g·scale`; cautious: the decay acts where `x·g ≥ 0`. With m behind it
+    /// `m ← β₁·m + (1-β₁)·step` takes the place of the step. Operands: x, g[, m].
+    #[derive(Clone, Copy, Debug)]
+    pub struct ScaledApply<'a> as ScaledApplyScalars {
         /// True if the decay acts only where it points along the update.
         cautious: bool,
         /// β₁ where the finished step is averaged.
         beta1: f64,
+        ;
+        /// The scales of every job.
+        scales: &'a [Scales<'a>],
+        /// Of every job the factor (rate, clipping, and the gradient's) and the decay.
+        factors: &'a Factors<2> => reading,
     }
+}
 
-    /// Scalars of [`ConfidentApply`].
-    struct ConfidentApplyScalars {
+operation! {
+    /// `m ← β₁·m + (1-β₁)·u` with `u = factor·g·scale`, then x as in [`ScaledApply`] along m with scales of its own. Operands:
+    /// x, gradient, m.
+    #[derive(Clone, Copy, Debug)]
+    pub struct ConfidentApply<'a> as ConfidentApplyScalars {
         /// β₁.
         beta1: f64,
         /// True if the decay acts only where it points along the step.
@@ -200,428 +314,202 @@ ops! {
         rate: f64 * lr,
         /// `lr · weight_decay`.
         decay: f64 * lr,
+        ;
+        /// The scales of u.
+        update_scales: &'a [Scales<'a>],
+        /// The scales of the step along m.
+        scales: &'a [Scales<'a>],
+        /// Of every job first the factor of u.
+        factors: &'a Factors<2> => reading,
     }
 }
 
-const GRADIENT: Kernel = kernel!(Row gradient_squares = GradientSquares told GradientSquares [g: read plain]);
-const GRADIENT_AND_PARAMETER: Kernel = kernel!(Row gradient_and_parameter_squares = GradientAndParameterSquares told GradientSquares
-        [g: read plain, x: read param]);
-const UPDATE: Kernel = kernel!(Row update_squares = UpdateSquares told GradientSquares [g: read plain]);
-const RESIDUAL: Kernel =
-    kernel!(Row residual = Residual told ResidualScalars [g: read plain, m: read signed]);
-const SCALED: Kernel =
-    kernel!(Row scaled_apply = ScaledApply told ScaledApplyScalars [x: update param, g: read plain]);
-const AVERAGED: Kernel = kernel!(Row scaled_apply_averaged = ScaledApplyAveraged told ScaledApplyScalars
-    [x: update param, g: read plain, m: update signed]);
-const CONFIDENT: Kernel = kernel!(Row confident_apply = ConfidentApply told ConfidentApplyScalars
-    [x: update param, g: read plain, m: update signed]);
+pub(in crate::kernels) const DECLARED: Declared = &[
+    <GradientSquares as RowFormula<1, 1, 0>>::KERNEL,
+    <GradientSquares as RowFormula<2, 2, 0>>::KERNEL,
+    UpdateSquares::KERNEL,
+    Residual::KERNEL,
+    <ScaledApply<'_> as RowFormula<2, 1, 1>>::KERNEL,
+    <ScaledApply<'_> as RowFormula<3, 1, 2>>::KERNEL,
+    ConfidentApply::KERNEL,
+];
 
-impl RowPass<1, 1, 0> for GradientSquares {
-    const ORDER: [Slot; 1] = GRADIENT.order();
-
-    #[inline(always)]
-    fn row<C: Real>(&self, _at: At, [g]: [&[C]; 1], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
-        let factor = C::of(self.grad_factor);
-        if cols.is_empty() {
-            return [sums!(g;; j => { let g = factor * g[j]; g * g }), 0.0];
-        }
-        let sum = sums!(g; cols; j => {
-            let square = factor * g[j] * (factor * g[j]);
-            cols[j] = cols[j] + square;
-            square
-        });
-        [sum, 0.0]
-    }
-
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        _job: usize,
-        [g]: [&[C]; 1],
-        []: [&mut [C]; 0],
-        _scales: [[&[C]; 2]; SCALES],
-        summed: &mut [C],
-    ) -> f64 {
-        let factor = C::of(self.grad_factor);
-        for (summed, g) in summed.iter_mut().zip(g) {
-            *summed = factor * *g * (factor * *g);
-        }
-        0.0
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.told(&GRADIENT).over_rows([Vec::new(), Vec::new()]))
-    }
-}
-
-/// As without it, and Σ x² of all. Operands: gradient, x.
-impl RowPass<2, 2, 0> for GradientSquares {
-    const ORDER: [Slot; 2] = GRADIENT_AND_PARAMETER.order();
-
-    #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g, x]: [&[C]; 2], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
-        let total = sums!(x;; j => x[j] * x[j]);
-        let [sum, _] = RowPass::<1, 1, 0>::row(self, at, [g], [], cols);
-        [sum, total]
-    }
-
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        job: usize,
-        [g, x]: [&[C]; 2],
-        []: [&mut [C]; 0],
-        scales: [[&[C]; 2]; SCALES],
-        summed: &mut [C],
-    ) -> f64 {
-        RowPass::<1, 1, 0>::elements(self, job, [g], [], scales, summed);
-        sums!(x;; j => x[j] * x[j])
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.told(&GRADIENT_AND_PARAMETER).over_rows([Vec::new(), Vec::new()]))
-    }
-}
-
-/// Σ u² with `u = g·scale`. Operand: gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct UpdateSquares<'a> {
-    /// The scales of every job.
-    pub scales: &'a [Scales<'a>],
-    /// The gradient's factor.
-    pub grad_factor: f64,
-}
-
-impl RowPass<1, 1, 0> for UpdateSquares<'_> {
-    const ORDER: [Slot; 1] = UPDATE.order();
-
-    #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], []: [&mut [C]; 0], _cols: &mut [C]) -> [f64; 2] {
-        let (row, scale) = self.scales[at.job].at::<C>(at);
-        let row = row * C::of(self.grad_factor);
-        [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
-    }
-
-    #[inline(always)]
-    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
-        [self.scales[at.job].from(at), [&[]; 2]]
-    }
-
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        _job: usize,
-        [g]: [&[C]; 1],
-        []: [&mut [C]; 0],
-        [[row, scale], _]: [[&[C]; 2]; SCALES],
-        _summed: &mut [C],
-    ) -> f64 {
-        let factor = C::of(self.grad_factor);
-        sums!(g, row, scale;; j => { let u = g[j] * (row[j] * factor) * scale[j]; u * u })
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let scalars = GradientSquares { grad_factor: self.grad_factor };
-        Some(scalars.told(&UPDATE).over_rows([moments(self.scales), Vec::new()]))
-    }
-}
-
-/// Σ (u - m)² by row and column with `u = factor·g·scale` and m as it will be: `β₁·m + (1-β₁)·u`. Operands: gradient, m.
-#[derive(Clone, Copy, Debug)]
-pub struct Residual<'a> {
-    /// The scales of every job.
-    pub scales: &'a [Scales<'a>],
-    /// Of every job first the factor: clipping, and the gradient's.
-    pub factors: &'a Factors<2>,
-    /// β₁.
-    pub beta1: f64,
-}
-
-impl RowPass<2, 2, 0> for Residual<'_> {
-    const ORDER: [Slot; 2] = RESIDUAL.order();
-
-    #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g, m]: [&[C]; 2], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
-        let (row, scale) = self.scales[at.job].at::<C>(at);
-        let row = row * C::of(self.factors.of(at.job)[0]);
-        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        let sum = sums!(g, scale, m; cols; j => {
-            let u = g[j] * row * scale[j];
-            let away = u - (keep * m[j] + rest * u);
-            let square = away * away;
-            cols[j] = cols[j] + square;
-            square
-        });
-        [sum, 0.0]
-    }
-
-    #[inline(always)]
-    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
-        [self.scales[at.job].from(at), [&[]; 2]]
-    }
-
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        job: usize,
-        [g, m]: [&[C]; 2],
-        []: [&mut [C]; 0],
-        [[row, scale], _]: [[&[C]; 2]; SCALES],
-        summed: &mut [C],
-    ) -> f64 {
-        let factor = C::of(self.factors.of(job)[0]);
-        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        for ((((summed, g), m), row), scale) in summed.iter_mut().zip(g).zip(m).zip(row).zip(scale) {
-            let u = *g * (*row * factor) * *scale;
-            let away = u - (keep * *m + rest * u);
-            *summed = away * away;
-        }
-        0.0
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let pass = ResidualScalars { beta1: self.beta1 }.told(&RESIDUAL).reading(self.factors);
-        Some(pass.over_rows([moments(self.scales), Vec::new()]))
-    }
-}
-
-/// `x ← (1 - decay)·x - factor·g·scale`; cautious: the decay acts where `x·g ≥ 0`. Operands: x, g.
-#[derive(Clone, Copy, Debug)]
-pub struct ScaledApply<'a> {
-    /// The scales of every job.
-    pub scales: &'a [Scales<'a>],
-    /// Of every job the factor (rate, clipping, and the gradient's) and the decay.
-    pub factors: &'a Factors<2>,
-    /// True if the decay acts only where it points along the update.
-    pub cautious: bool,
-    /// β₁ where the finished step is averaged.
-    pub beta1: f64,
-}
-
+/// A weight of a running mean, and the rest.
 #[inline(always)]
-fn decayed<C: Real>(cautious: bool, x: C, step: C, decay: C) -> C {
-    if cautious && x * step < C::default() { x } else { x - decay * x }
+fn weights<V: Num>(beta: V::Wide) -> [V; 2] {
+    [beta, V::Wide::of(1.0) - beta].map(V::narrow)
 }
 
-impl ScaledApply<'_> {
-    fn pass(&self, kernel: &'static Kernel) -> RowPassCall<'_> {
-        let scalars = ScaledApplyScalars { cautious: self.cautious, beta1: self.beta1 };
-        scalars.told(kernel).reading(self.factors).over_rows([moments(self.scales), Vec::new()])
-    }
+/// `g·(row·factor)·col`.
+#[inline(always)]
+fn scaled<V: Num>(g: V, [row, col]: [V; 2], factor: V) -> V {
+    g * (row * factor) * col
 }
 
-impl RowPass<2, 1, 1> for ScaledApply<'_> {
-    const ORDER: [Slot; 2] = SCALED.order();
+impl RowFormula<1, 1, 0> for GradientSquares {
+    const KERNEL: &'static Kernel = kernel!(Row gradient_squares = GradientSquares [g: read plain]);
+    const SCALED_BY: usize = 0;
+    type Constants<V: Num> = V;
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x]: [&mut [C]; 1], _cols: &mut [C]) -> [f64; 2] {
-        let (row, scale) = self.scales[at.job].at::<C>(at);
-        let [factor, decay] = self.factors.of(at.job);
-        let (row, decay) = (row * C::of(factor), C::of(decay));
-        for ((x, g), scale) in x.iter_mut().zip(g).zip(scale) {
-            let step = *g * row * *scale;
-            *x = decayed(self.cautious, *x, step, decay) - step;
-        }
-        [0.0; 2]
+    fn constants<V: Num>(s: GradientSquaresScalars<V::Wide>, _: &Own<V::Wide>) -> V {
+        V::narrow(s.grad_factor)
     }
 
     #[inline(always)]
-    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
-        [self.scales[at.job].from(at), [&[]; 2]]
+    fn update<V: Num>(factor: &V, [g]: &mut [V; 1], _: [[V; 2]; SCALES]) -> [Option<[V; 2]>; 2] {
+        [Some([*factor * *g; 2]), None]
     }
 
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        job: usize,
-        [g]: [&[C]; 1],
-        [x]: [&mut [C]; 1],
-        [[row, scale], _]: [[&[C]; 2]; SCALES],
-        _summed: &mut [C],
-    ) -> f64 {
-        let [factor, decay] = self.factors.of(job).map(C::of);
-        for (((x, g), row), scale) in x.iter_mut().zip(g).zip(row).zip(scale) {
-            let step = *g * (*row * factor) * *scale;
-            *x = decayed(self.cautious, *x, step, decay) - step;
-        }
-        0.0
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.pass(&SCALED))
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [&[], &[]]
     }
 }
 
-/// With `m ← β₁·m + (1-β₁)·step` in place of the step. Operands: x, g, m.
-impl RowPass<3, 1, 2> for ScaledApply<'_> {
-    const ORDER: [Slot; 3] = AVERAGED.order();
+impl RowFormula<2, 2, 0> for GradientSquares {
+    const KERNEL: &'static Kernel = kernel!(Row gradient_and_parameter_squares = GradientAndParameterSquares
+        [g: read plain, x: read param]);
+    const SCALED_BY: usize = 0;
+    type Constants<V: Num> = V;
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
-        let (row, scale) = self.scales[at.job].at::<C>(at);
-        let [factor, decay] = self.factors.of(at.job);
-        let (row, decay) = (row * C::of(factor), C::of(decay));
-        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        for (((x, g), m), scale) in x.iter_mut().zip(g).zip(m).zip(scale) {
-            *m = keep * *m + rest * (*g * row * *scale);
-            *x = decayed(self.cautious, *x, *m, decay) - *m;
-        }
-        [0.0; 2]
+    fn constants<V: Num>(s: GradientSquaresScalars<V::Wide>, _: &Own<V::Wide>) -> V {
+        V::narrow(s.grad_factor)
     }
 
     #[inline(always)]
-    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
-        [self.scales[at.job].from(at), [&[]; 2]]
+    fn update<V: Num>(factor: &V, [g, x]: &mut [V; 2], _: [[V; 2]; SCALES]) -> [Option<[V; 2]>; 2] {
+        [Some([*factor * *g; 2]), Some([*x; 2])]
     }
 
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        job: usize,
-        [g]: [&[C]; 1],
-        [x, m]: [&mut [C]; 2],
-        [[row, scale], _]: [[&[C]; 2]; SCALES],
-        _summed: &mut [C],
-    ) -> f64 {
-        let [factor, decay] = self.factors.of(job).map(C::of);
-        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        for ((((x, g), m), row), scale) in x.iter_mut().zip(g).zip(m).zip(row).zip(scale) {
-            *m = keep * *m + rest * (*g * (*row * factor) * *scale);
-            *x = decayed(self.cautious, *x, *m, decay) - *m;
-        }
-        0.0
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.pass(&AVERAGED))
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [&[], &[]]
     }
 }
 
-/// `m ← β₁·m + (1-β₁)·u` with `u = factor·g·scale`, then x as in `ScaledApply` along m with scales of its own. Operands:
-/// x, gradient, m.
-#[derive(Clone, Copy, Debug)]
-pub struct ConfidentApply<'a> {
-    /// The scales and factors of u.
-    pub update: Residual<'a>,
-    /// The scales of the step along m.
-    pub scales: &'a [Scales<'a>],
-    /// Its rate.
-    pub rate: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// True if the decay acts only where it points along the step.
-    pub cautious: bool,
-}
-
-impl RowPass<3, 1, 2> for ConfidentApply<'_> {
-    const ORDER: [Slot; 3] = CONFIDENT.order();
+impl RowFormula<1, 1, 0> for UpdateSquares<'_> {
+    const KERNEL: &'static Kernel = kernel!(Row update_squares = UpdateSquares [g: read plain]);
+    const SCALED_BY: usize = 1;
+    type Constants<V: Num> = V;
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
-        let Self { update, cautious, .. } = *self;
-        let (own, scale) = update.scales[at.job].at::<C>(at);
-        let own = own * C::of(update.factors.of(at.job)[0]);
-        let (row, confidence) = self.scales[at.job].at::<C>(at);
-        let (row, decay) = (row * C::of(self.rate), C::of(self.decay));
-        let (keep, rest) = (C::of(update.beta1), C::of(1.0 - update.beta1));
-        for ((((x, g), m), scale), confidence) in x.iter_mut().zip(g).zip(m).zip(scale).zip(confidence) {
-            *m = keep * *m + rest * (*g * own * *scale);
-            let along = *m * row * *confidence;
-            *x = decayed(cautious, *x, along, decay) - along;
-        }
-        [0.0; 2]
+    fn constants<V: Num>(s: UpdateSquaresScalars<V::Wide>, _: &Own<V::Wide>) -> V {
+        V::narrow(s.grad_factor)
     }
 
     #[inline(always)]
-    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
-        [self.update.scales, self.scales].map(|scales| scales[at.job].from(at))
+    fn update<V: Num>(factor: &V, [g]: &mut [V; 1], [scale, _]: [[V; 2]; SCALES]) -> [Option<[V; 2]>; 2] {
+        [None, Some([scaled(*g, scale, *factor); 2])]
     }
 
-    #[inline(always)]
-    fn elements<C: Real>(
-        &self,
-        job: usize,
-        [g]: [&[C]; 1],
-        [x, m]: [&mut [C]; 2],
-        [[own, scale], [row, confidence]]: [[&[C]; 2]; SCALES],
-        _summed: &mut [C],
-    ) -> f64 {
-        let Self { update, cautious, .. } = *self;
-        let factor = C::of(update.factors.of(job)[0]);
-        let (rate, decay) = (C::of(self.rate), C::of(self.decay));
-        let (keep, rest) = (C::of(update.beta1), C::of(1.0 - update.beta1));
-        let first = x.iter_mut().zip(g).zip(m).zip(own).zip(scale);
-        for ((((((x, g), m), own), scale), row), confidence) in first.zip(row).zip(confidence) {
-            *m = keep * *m + rest * (*g * (*own * factor) * *scale);
-            let along = *m * (*row * rate) * *confidence;
-            *x = decayed(cautious, *x, along, decay) - along;
-        }
-        0.0
-    }
-
-    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let Self { cautious, rate, decay, .. } = *self;
-        let scalars = ConfidentApplyScalars { beta1: self.update.beta1, cautious, rate, decay };
-        let pass = scalars.told(&CONFIDENT).reading(self.update.factors);
-        Some(pass.over_rows([self.update.scales, self.scales].map(moments)))
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [self.scales, &[]]
     }
 }
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
+impl RowFormula<2, 2, 0> for Residual<'_> {
+    const KERNEL: &'static Kernel = kernel!(Row residual = Residual [g: read plain, m: read signed]);
+    const SCALED_BY: usize = 1;
+    type Constants<V: Num> = ([V; 2], V);
 
-    pub(super) fn gradient_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        vec![(given.scalar("grad_factor") * &values[0]).wide().square()]
+    #[inline(always)]
+    fn constants<V: Num>(s: ResidualScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        (weights::<V>(s.beta1), V::narrow(own.live[0]))
     }
 
-    pub(super) fn gradient_and_parameter_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        vec![(given.scalar("grad_factor") * &values[0]).wide().square(), values[1].wide().square()]
+    #[inline(always)]
+    fn update<V: Num>(
+        ([keep, rest], factor): &Self::Constants<V>,
+        [g, m]: &mut [V; 2],
+        [scale, _]: [[V; 2]; SCALES],
+    ) -> [Option<[V; 2]>; 2] {
+        let u = scaled(*g, scale, *factor);
+        [Some([u - (*keep * *m + *rest * u); 2]), None]
     }
 
-    pub(super) fn update_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let [row, col] = given.scale(0);
-        let u = &values[0] * (row * given.scalar("grad_factor")) * col;
-        vec![Known(0.0), u.wide().square()]
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [self.scales, &[]]
+    }
+}
+
+impl RowFormula<2, 1, 1> for ScaledApply<'_> {
+    const KERNEL: &'static Kernel = kernel!(Row scaled_apply = ScaledApply [x: update param, g: read plain]);
+    const SCALED_BY: usize = 1;
+    type Constants<V: Num> = (V, Rule<V>);
+
+    #[inline(always)]
+    fn constants<V: Num>(s: ScaledApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        (V::narrow(own.live[0]), Rule::new(own.live[1], s.cautious))
     }
 
-    pub(super) fn residual(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let u = update(given, &values[0]);
-        vec![(&u - average(given, &values[1], &u)).wide().square()]
+    #[inline(always)]
+    fn update<V: Num>(
+        (factor, rule): &Self::Constants<V>,
+        [x, g]: &mut [V; 2],
+        [scale, _]: [[V; 2]; SCALES],
+    ) -> [Option<[V; 2]>; 2] {
+        let step = scaled(*g, scale, *factor);
+        *x = rule.apply(*x, step, step);
+        [None, None]
     }
 
-    pub(super) fn scaled_apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let step = update(given, &values[1]);
-        values[0] = decayed(given, &values[0], &step, &given.live(1)) - step;
-        Vec::new()
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [self.scales, &[]]
+    }
+}
+
+impl RowFormula<3, 1, 2> for ScaledApply<'_> {
+    const KERNEL: &'static Kernel = kernel!(Row scaled_apply_averaged = ScaledApplyAveraged
+        [x: update param, g: read plain, m: update signed]);
+    const SCALED_BY: usize = 1;
+    type Constants<V: Num> = ([V; 2], V, Rule<V>);
+
+    #[inline(always)]
+    fn constants<V: Num>(s: ScaledApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        (weights::<V>(s.beta1), V::narrow(own.live[0]), Rule::new(own.live[1], s.cautious))
     }
 
-    pub(super) fn scaled_apply_averaged(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[2] = average(given, &values[2], &update(given, &values[1]));
-        values[0] = decayed(given, &values[0], &values[2], &given.live(1)) - &values[2];
-        Vec::new()
+    #[inline(always)]
+    fn update<V: Num>(
+        ([keep, rest], factor, rule): &Self::Constants<V>,
+        [x, g, m]: &mut [V; 3],
+        [scale, _]: [[V; 2]; SCALES],
+    ) -> [Option<[V; 2]>; 2] {
+        *m = *keep * *m + *rest * scaled(*g, scale, *factor);
+        *x = rule.apply(*x, *m, *m);
+        [None, None]
     }
 
-    pub(super) fn confident_apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        values[2] = average(given, &values[2], &update(given, &values[1]));
-        let [row, col] = given.scale(1);
-        let along = &values[2] * (row * given.scalar("rate")) * col;
-        values[0] = decayed(given, &values[0], &along, &given.scalar("decay")) - along;
-        Vec::new()
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [self.scales, &[]]
+    }
+}
+
+impl RowFormula<3, 1, 2> for ConfidentApply<'_> {
+    const KERNEL: &'static Kernel = kernel!(Row confident_apply = ConfidentApply
+        [x: update param, g: read plain, m: update signed]);
+    const SCALED_BY: usize = 2;
+    type Constants<V: Num> = ([V; 2], [V; 2], Rule<V>);
+
+    #[inline(always)]
+    fn constants<V: Num>(s: ConfidentApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        let factors = [own.live[0], s.rate].map(V::narrow);
+        (weights::<V>(s.beta1), factors, Rule::new(s.decay, s.cautious))
     }
 
-    fn update(given: &Given<'_>, g: &Value) -> Value {
-        let [row, col] = given.scale(0);
-        g * (row * given.live(0)) * col
+    #[inline(always)]
+    fn update<V: Num>(
+        ([keep, rest], [factor, rate], rule): &Self::Constants<V>,
+        [x, g, m]: &mut [V; 3],
+        [scale, confidence]: [[V; 2]; SCALES],
+    ) -> [Option<[V; 2]>; 2] {
+        *m = *keep * *m + *rest * scaled(*g, scale, *factor);
+        let step = scaled(*m, confidence, *rate);
+        *x = rule.apply(*x, step, step);
+        [None, None]
     }
 
-    fn average(given: &Given<'_>, m: &Value, new: &Value) -> Value {
-        let beta1 = given.scalar("beta1");
-        &beta1 * m + (1.0 - &beta1) * new
-    }
-
-    fn decayed(given: &Given<'_>, x: &Value, step: &Value, decay: &Value) -> Value {
-        let kept = x - decay * x;
-        if given.is("cautious") { (x * step).below(&Known(0.0)).choose(x, &kept) } else { kept }
+    fn scales(&self) -> [&[Scales<'_>]; SCALES] {
+        [self.update_scales, self.scales]
     }
 }

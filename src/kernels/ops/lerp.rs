@@ -2,37 +2,39 @@
 
 #![allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 
-use crate::kernels::cpu::Real;
+use crate::kernels::formula::Num;
 
 /// `β·old + (1-β)·new`. Exactly `new` for β = 0, `old` for β = 1, and both where they are equal. The difference of the
 /// two would lose the small one, or overflow: it is taken of products with the lighter weight.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Lerp<C> {
+pub struct Lerp<V: Num> {
     /// The weight of what weighs less, at most a half.
-    weight: C,
+    weight: V,
     /// True if what is old weighs less.
-    towards_new: bool,
+    towards_new: V::Flag,
 }
 
-impl<C: Real> Lerp<C> {
+impl<V: Num> Lerp<V> {
     /// With the decay rate of what is old.
     #[inline(always)]
-    pub(in crate::kernels) fn keeping(beta: f64) -> Self {
-        let towards_new = beta <= 0.5;
-        Self { weight: C::of(if towards_new { beta } else { 1.0 - beta }), towards_new }
+    pub(in crate::kernels) fn keeping(beta: V::Wide) -> Self {
+        let (half, one) = (V::Wide::of(0.5), V::Wide::of(1.0));
+        let towards_new = half.ge(beta);
+        Self { weight: V::narrow(V::Wide::select(towards_new, beta, one - beta)), towards_new }
     }
 
     /// With the share of what is new.
     #[inline(always)]
-    pub(in crate::kernels) fn adding(share: f64) -> Self {
-        let towards_new = share >= 0.5;
-        Self { weight: C::of(if towards_new { 1.0 - share } else { share }), towards_new }
+    pub(in crate::kernels) fn adding(share: V::Wide) -> Self {
+        let (half, one) = (V::Wide::of(0.5), V::Wide::of(1.0));
+        let towards_new = share.ge(half);
+        Self { weight: V::narrow(V::Wide::select(towards_new, one - share, share)), towards_new }
     }
 
     /// The mean.
     #[inline(always)]
-    pub(in crate::kernels) fn of(self, old: C, new: C) -> C {
-        let (near, far) = if self.towards_new { (new, old) } else { (old, new) };
+    pub(in crate::kernels) fn of(self, old: V, new: V) -> V {
+        let (near, far) = (V::select(self.towards_new, new, old), V::select(self.towards_new, old, new));
         near + (self.weight * far - self.weight * near)
     }
 }
@@ -40,8 +42,9 @@ impl<C: Real> Lerp<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::cpu::Real;
 
-    fn check<C: Real + std::fmt::Debug>(unit: f64, most: f64) {
+    fn check<C: Real>(unit: f64, most: f64) {
         let numbers = [0.3, -0.7, 1.0, 1e-9, -3e3, 1e7, -1e7, 1e19, most, -most];
         for (old, new) in numbers.iter().flat_map(|old| numbers.map(|new| (C::of(*old), C::of(new)))) {
             assert_eq!(Lerp::<C>::keeping(0.0).of(old, new), new);

@@ -1,17 +1,16 @@
 //! The update of `Lion`.
 
-#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
-use crate::kernels::cpu::Slot::{self, Read, Write};
-use crate::kernels::cpu::{Op, Real};
-use crate::kernels::ops::declare::{kernel, ops};
+use super::apply::Rule;
+use super::declare::{kernel, operation};
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 
-ops! {
-    cuda "lion.cuh";
-
+operation! {
     /// Lion: `u = sign(β₁·m + (1-β₁)·g)`, `m ← β₂·m + (1-β₂)·g`, decay, `x ← x - lr·u`. Operands: x, gradient, m.
     #[derive(Clone, Copy, Debug)]
-    pub struct Lion {
+    pub struct Lion as LionScalars {
         /// `lr`.
         lr: f64 * lr,
         /// Weight of the momentum in the direction.
@@ -24,53 +23,34 @@ ops! {
         cautious: bool,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
-    } => {
-        lion = Lion [x: update param, g: read plain, m: update signed];
     }
 }
 
-impl Op<3, 1, 2> for Lion {
-    const ORDER: [Slot; 3] = [Write(0), Read(0), Write(1)];
+pub(in crate::kernels) const DECLARED: Declared = &[Lion::KERNEL];
+
+impl Formula<3, 1, 2> for Lion {
+    const KERNEL: &'static Kernel = kernel!(Elementwise lion = Lion
+        [x: update param, g: read plain, m: update signed]);
+    type Constants<V: Num> = ([V; 6], Rule<V>);
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2]) {
-        let (zero, lr, keep) = (C::default(), C::of(self.lr), C::of(1.0 - self.decay));
-        let (beta1, rest1) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
-        let factor = C::of(self.grad_factor);
-        let cautious = self.cautious && self.decay != 0.0;
-        for ((x, g), m) in x.iter_mut().zip(g).zip(m) {
-            let g = factor * *g;
-            let blend = beta1 * *m + rest1 * g;
-            // As torch.sign: of what is no number zero.
-            let step = if blend > zero {
-                lr
-            } else if blend < zero {
-                -lr
-            } else {
-                zero
-            };
-            *m = beta2 * *m + rest2 * g;
-            let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
-            *x = kept - step;
-        }
+    fn constants<V: Num>(s: LionScalars<V::Wide>, _: &Own<V::Wide>) -> Self::Constants<V> {
+        let one = V::Wide::of(1.0);
+        let numbers = [s.lr, s.grad_factor, s.beta1, one - s.beta1, s.beta2, one - s.beta2];
+        (numbers.map(V::narrow), Rule::new(s.decay, s.cautious))
     }
-}
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
-
-    pub(super) fn lion(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let (beta1, beta2) = (given.scalar("beta1"), given.scalar("beta2"));
-        let g = given.scalar("grad_factor") * &values[1];
-        let (x, m) = (values[0].clone(), values[2].clone());
-        let blend = &beta1 * &m + (1.0 - &beta1) * &g;
-        values[2] = &beta2 * &m + (1.0 - &beta2) * &g;
-        let kept = &x * (1.0 - given.scalar("decay"));
-        let kept =
-            if given.is("cautious") { (&x * &blend).below(&Known(0.0)).choose(&x, &kept) } else { kept };
-        values[0] = kept - given.scalar("lr") * blend.sign();
-        Vec::new()
+    #[inline(always)]
+    fn update<V: Num>(
+        ([lr, factor, beta1, rest1, beta2, rest2], rule): &Self::Constants<V>,
+        [x, g, m]: &mut [V; 3],
+    ) -> [[V; 2]; 0] {
+        let (g, zero) = (*factor * *g, V::of(0.0));
+        let blend = *beta1 * *m + *rest1 * g;
+        *m = *beta2 * *m + *rest2 * g;
+        // As torch.sign, 0 for NaN.
+        let step = V::select(zero.lt(blend), *lr, V::select(blend.lt(zero), -*lr, zero));
+        *x = rule.apply(*x, blend, step);
+        []
     }
 }

@@ -1,20 +1,18 @@
 //! Running means of squares, in float64 whatever their type.
 
-#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
+use super::declare::{kernel, operation, operation_of};
 use super::factors::Steps;
-use crate::kernels::cpu::Slot;
-use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Kernel, Launch, Pass};
-use crate::kernels::ops::declare::{kernel, ops};
-use crate::kernels::ops::lerp::Lerp;
+use super::lerp::Lerp;
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 use crate::tensor::FlatView;
 
-ops! {
-    cuda "means.cuh" also [&MEANS, &SQUARES];
-
-    /// Scalars of running means.
-    struct MeansScalars {
+operation! {
+    /// `m ← (1-share)·m + share·(sum / count + ε)`. Operands: m, sum.
+    #[derive(Debug)]
+    pub struct Means<'a> as MeansScalars {
         /// Added to what is new.
         epsilon: f64,
         /// Exponent of the steps.
@@ -23,11 +21,19 @@ ops! {
         grad_factor: f64,
         /// The largest finite mean that can be stored.
         most: f64,
+        ;
+        /// Of each job the share of the new value, and by what its sum is divided.
+        own: Vec<[f64; 2]> => with,
+        /// Counters of the steps of each job, where a device counts, if the share follows them.
+        steps: Vec<FlatView<'a>> => after,
     }
 }
 
-const MEANS: Kernel = kernel!(Mean means = Means told MeansScalars [m: update plain, sum: read plain]);
-const SQUARES: Kernel = kernel!(Mean squares = Squares told MeansScalars [v: update plain, g: read plain]);
+/// `v ← (1-share)·v + share·(g² + ε)`. Operands: v, gradient.
+#[derive(Debug)]
+pub struct Squares<'a>(Means<'a>);
+
+pub(in crate::kernels) const DECLARED: Declared = &[Means::KERNEL, Squares::KERNEL];
 
 /// The share of what is new in running means.
 #[derive(Clone, Copy, Debug)]
@@ -43,23 +49,12 @@ pub enum NewShare<'a> {
     },
 }
 
-/// Scalars by which every mean is moved.
-#[derive(Debug)]
-struct Moves<'a> {
-    epsilon: f64,
-    exponent: f64,
-    /// The largest finite mean that can be stored.
-    most: f64,
-    /// Of each job the share of the new value, and by what its sum is divided.
-    own: Vec<[f64; 2]>,
-    /// Counters of the steps of each job, where a device counts, if the share follows them.
-    steps: Vec<FlatView<'a>>,
-}
-
-impl<'a> Moves<'a> {
-    /// Of each job the number of its parameter, and the divisor.
-    fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
-        let (exponent, counters) = match share {
+impl<'a> Means<'a> {
+    /// For jobs of which each is given by the number of its parameter and the count, with the largest mean that all of them
+    /// can store.
+    #[must_use]
+    pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
+        let (exponent, steps) = match share {
             NewShare::Same(_) => (0.0, Vec::new()),
             NewShare::OfSteps { steps, exponent } => {
                 (*exponent, jobs.iter().filter_map(|(param, _)| steps.counter(*param)).collect())
@@ -72,61 +67,8 @@ impl<'a> Moves<'a> {
             };
             [share, *divisor]
         });
-        Self { epsilon, exponent, most, own: own.collect(), steps: counters }
+        Self { epsilon, exponent, grad_factor: 1.0, most, own: own.collect(), steps }
     }
-
-    fn pass(&self, kernel: &'static Kernel, grad_factor: f64) -> Pass<'_> {
-        let Self { epsilon, exponent, most, .. } = *self;
-        let scalars = MeansScalars { epsilon, exponent, grad_factor, most };
-        scalars.told(kernel).with(&self.own).after(&self.steps).double()
-    }
-}
-
-impl Moves<'_> {
-    /// A mean as it can be stored: one of finite numbers stays finite.
-    #[inline(always)]
-    fn stored(&self, mean: f64) -> f64 {
-        if mean > self.most && mean.is_finite() { self.most } else { mean }
-    }
-}
-
-/// `m ← (1-share)·m + share·(sum / count + ε)`. Operands: m, sum.
-#[derive(Debug)]
-pub struct Means<'a>(Moves<'a>);
-
-impl<'a> Means<'a> {
-    /// For jobs of which each is given by the number of its parameter and the count, with the largest mean that all of them
-    /// can store.
-    #[must_use]
-    pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
-        Self(Moves::new(epsilon, most, share, jobs))
-    }
-}
-
-impl Launch<2> for Means<'_> {
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.0.pass(&MEANS, 0.0))
-    }
-}
-
-impl Op<2, 1, 1> for Means<'_> {
-    const ORDER: [Slot; 2] = MEANS.order();
-
-    #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [sum]: [&[C]; 1], [m]: [&mut [C]; 1]) {
-        let (epsilon, [share, count]) = (self.0.epsilon, self.0.own[job]);
-        let lerp = Lerp::adding(share);
-        for (m, sum) in m.iter_mut().zip(sum) {
-            *m = C::of(self.0.stored(lerp.of(m.wide(), sum.wide() / count + epsilon)));
-        }
-    }
-}
-
-/// `v ← (1-share)·v + share·(g² + ε)`. Operands: v, gradient.
-#[derive(Debug)]
-pub struct Squares<'a> {
-    moves: Moves<'a>,
-    grad_factor: f64,
 }
 
 impl<'a> Squares<'a> {
@@ -134,56 +76,70 @@ impl<'a> Squares<'a> {
     #[must_use]
     pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, (grad_factor, params): (f64, usize)) -> Self {
         let jobs: Vec<_> = (0..params).map(|param| (param, 1.0)).collect();
-        Self { moves: Moves::new(epsilon, most, share, &jobs), grad_factor }
+        Self(Means { grad_factor, ..Means::new(epsilon, most, share, &jobs) })
     }
 }
 
-impl Launch<2> for Squares<'_> {
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.moves.pass(&SQUARES, self.grad_factor))
+/// Constants of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Constants<V: Num> {
+    mean: Lerp<V>,
+    epsilon: V,
+    most: V,
+    factor: V,
+    count: V,
+}
+
+impl<V: Num> Constants<V> {
+    #[inline(always)]
+    fn new(s: MeansScalars<V::Wide>, own: &Own<V::Wide>) -> Self {
+        let [share, count] = own.factors;
+        // A power of the steps where a device counts them.
+        let share = V::Wide::select(own.counts, own.steps.powf(s.exponent), share);
+        let [epsilon, most, factor, count] = [s.epsilon, s.most, s.grad_factor, count].map(V::narrow);
+        Self { mean: Lerp::adding(share), epsilon, most, factor, count }
+    }
+
+    /// The mean as it can be stored: one of finite numbers stays finite.
+    #[inline(always)]
+    fn moved(&self, old: V, new: V) -> V {
+        let mean = self.mean.of(old, new + self.epsilon);
+        let is_bounded = V::both(self.most.lt(mean), V::of(f64::MAX).ge(mean));
+        V::select(is_bounded, self.most, mean)
     }
 }
 
-impl Op<2, 1, 1> for Squares<'_> {
-    const ORDER: [Slot; 2] = SQUARES.order();
+impl Formula<2, 1, 1> for Means<'_> {
+    const KERNEL: &'static Kernel = kernel!(Mean means = Means [m: update plain, sum: read plain]);
+    type Constants<V: Num> = Constants<V>;
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [v]: [&mut [C]; 1]) {
-        let (epsilon, [share, _]) = (self.moves.epsilon, self.moves.own[job]);
-        let lerp = Lerp::adding(share);
-        for (v, g) in v.iter_mut().zip(g) {
-            let g = self.grad_factor * g.wide();
-            *v = C::of(self.moves.stored(lerp.of(v.wide(), g * g + epsilon)));
-        }
+    fn constants<V: Num>(s: MeansScalars<V::Wide>, own: &Own<V::Wide>) -> Constants<V> {
+        Constants::new(s, own)
+    }
+
+    #[inline(always)]
+    fn update<V: Num>(k: &Constants<V>, [m, sum]: &mut [V; 2]) -> [[V; 2]; 0] {
+        *m = k.moved(*m, *sum / k.count);
+        []
     }
 }
 
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
+operation_of!([] Squares<'_>: 0 is Means as MeansScalars);
 
-    pub(super) fn means(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let new = &values[1] / given.factor(1);
-        move_to(given, values, &new);
-        Vec::new()
+impl Formula<2, 1, 1> for Squares<'_> {
+    const KERNEL: &'static Kernel = kernel!(Mean squares = Squares [v: update plain, g: read plain]);
+    type Constants<V: Num> = Constants<V>;
+
+    #[inline(always)]
+    fn constants<V: Num>(s: MeansScalars<V::Wide>, own: &Own<V::Wide>) -> Constants<V> {
+        Constants::new(s, own)
     }
 
-    pub(super) fn squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let new = (given.scalar("grad_factor") * &values[1]).square();
-        move_to(given, values, &new);
-        Vec::new()
-    }
-
-    fn move_to(given: &Given<'_>, values: &mut [Value], new: &Value) {
-        let share = match (given.step(), given.scalar("exponent")) {
-            (Some(step), Known(exponent)) => step.to_the(exponent),
-            _ => given.factor(0),
-        };
-        let mean = lerp(&(1.0 - share), &values[0], &(new + given.scalar("epsilon")));
-        // A mean of finite numbers stays finite.
-        let most = given.scalar("most");
-        let is_finite = mean.at_most(&Known(f64::MAX));
-        let bounded = most.below(&mean).choose(&most, &mean);
-        values[0] = is_finite.choose(&bounded, &mean);
+    #[inline(always)]
+    fn update<V: Num>(k: &Constants<V>, [v, g]: &mut [V; 2]) -> [[V; 2]; 0] {
+        let g = k.factor * *g;
+        *v = k.moved(*v, g * g);
+        []
     }
 }

@@ -2,7 +2,7 @@
 
 #![cfg_attr(not(feature = "cuda"), allow(unused_variables, dead_code))] // what devices are told
 
-use super::cuda_call::Declared;
+use super::op::{Declared, Kernel};
 
 pub(in crate::kernels) mod apply;
 pub(in crate::kernels) mod average;
@@ -55,28 +55,28 @@ macro_rules! updates {
         }
 
         /// Operations that are updates.
-        const UPDATES: &[&Declared] = &[$( &$name::DECLARED ),*];
+        const UPDATES: &[Declared] = &[$( $name::DECLARED ),*];
     };
 }
 elementwise_optimizers!(updates);
 
 /// Operations that several optimizers share, or that are part of a step.
-const PASSES: &[&Declared] = &[
-    &apply::DECLARED,
-    &average::DECLARED,
-    &convert::DECLARED,
-    &direction::DECLARED,
-    &factored::DECLARED,
-    &lamb::DECLARED,
-    &means::DECLARED,
-    &momentum::DECLARED,
-    &momentum_squares::DECLARED,
-    &sum_of_squares::DECLARED,
-    &weight_norm::DECLARED,
-    &whiten::DECLARED,
+const PASSES: &[Declared] = &[
+    apply::DECLARED,
+    average::DECLARED,
+    convert::DECLARED,
+    direction::DECLARED,
+    factored::DECLARED,
+    lamb::DECLARED,
+    means::DECLARED,
+    momentum::DECLARED,
+    momentum_squares::DECLARED,
+    sum_of_squares::DECLARED,
+    weight_norm::DECLARED,
+    whiten::DECLARED,
 ];
 
-/// Every declared operation.
-pub(in crate::kernels) fn table() -> impl Iterator<Item = &'static Declared> {
-    UPDATES.iter().chain(PASSES).copied()
+/// Every declared kernel.
+pub(in crate::kernels) fn table() -> impl Iterator<Item = &'static Kernel> {
+    UPDATES.iter().chain(PASSES).flat_map(|kernels| kernels.iter().copied())
 }

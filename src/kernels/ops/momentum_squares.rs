@@ -1,22 +1,12 @@
 //! The momentum with the norm of what it leaves.
 
-#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
-use crate::kernels::cpu::{Fold, Op, Real, Slot};
-use crate::kernels::cuda_call::{Kernel, Pass};
-use crate::kernels::ops::declare::{kernel, ops};
-use crate::kernels::ops::momentum::Momentum;
+use super::declare::{kernel, operation_of};
+use super::momentum::{Momentum, MomentumScalars};
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 use crate::tensor::DType;
-
-/// Sums of squares that are gathered side by side.
-const LANES: usize = 16;
-
-ops! {
-    cuda "momentum_squares.cuh" also [&SQUARES];
-}
-
-const SQUARES: Kernel = kernel!(Sum momentum_squares = MomentumSquares told Momentum
-    [g: read plain, m: update signed, u: write plain]);
 
 /// [`Momentum`] that also sums u² in float64, of the numbers that are stored. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]
@@ -27,54 +17,28 @@ pub struct MomentumSquares {
     pub stored: DType,
 }
 
-impl Fold<3, 1, 2, 1> for MomentumSquares {
-    const ORDER: [Slot; 3] = SQUARES.order();
+pub(in crate::kernels) const DECLARED: Declared = &[MomentumSquares::KERNEL];
+
+operation_of!([] MomentumSquares: momentum is Momentum as MomentumScalars);
+
+impl Formula<3, 1, 2, 1> for MomentumSquares {
+    const KERNEL: &'static Kernel = kernel!(Sum momentum_squares = MomentumSquares
+        [g: read plain, m: update signed, u: write plain] 1 of stored);
+    type Constants<V: Num> = <Momentum as Formula<3, 1, 2>>::Constants<V>;
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, read: [&[C]; 1], [m, u]: [&mut [C]; 2]) -> [f64; 1] {
-        self.momentum.apply(job, read, [m, &mut *u]);
-        if self.stored == DType::BF16 { sum(u, to_bfloat16) } else { sum(u, |x| x) }
+    fn constants<V: Num>(s: MomentumScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        <Momentum as Formula<3, 1, 2>>::constants::<V>(s, own)
     }
 
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.momentum.call(&SQUARES))
+    #[inline(always)]
+    fn update<V: Num>(k: &Self::Constants<V>, x: &mut [V; 3]) -> [[V; 2]; 1] {
+        <Momentum as Formula<3, 1, 2>>::update::<V>(k, x);
+        [[x[2]; 2]]
     }
-}
 
-#[inline(always)]
-fn sum<C: Real>(u: &[C], stored: impl Fn(f64) -> f64 + Copy) -> [f64; 1] {
-    let mut lanes = [0.0_f64; LANES];
-    let (whole, rest) = u.as_chunks::<LANES>();
-    let square = |x: &C| {
-        let x = stored(x.wide());
-        x * x
-    };
-    for chunk in whole {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += square(x);
-        }
-    }
-    [lanes.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()]
-}
-
-/// A float32 as it is stored in bfloat16: the nearest, ties to even. NaN stays one.
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // it is a float32
-fn to_bfloat16(x: f64) -> f64 {
-    let bits = (x as f32).to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-    if x.is_nan() { f64::NAN } else { f64::from(f32::from_bits(rounded)) }
-}
-
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
-
-    use crate::kernels::ops::momentum::momentum_formula;
-
-    pub(super) fn momentum_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        momentum_formula(given, values);
-        vec![given.as_stored(&values[2], 2).wide().square().sum()]
+    fn stored(&self) -> Option<DType> {
+        Some(self.stored)
     }
 }
 

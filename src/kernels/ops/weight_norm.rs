@@ -1,33 +1,31 @@
 //! Updates of matrices whose norm they keep, or that they follow.
 
-#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+#![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
 use tch::{Kind, Tensor};
 
+use super::apply::Rule;
+use super::declare::{kernel, operation};
+use super::factors::Factors;
 use crate::error::{Error, Result};
-use crate::kernels::cpu::Slot::{self, Read, Write};
-use crate::kernels::cpu::fold::RUN;
-use crate::kernels::cpu::lanes::{LANES, squares, sums};
-use crate::kernels::cpu::{Fold, Op, Real};
-use crate::kernels::cuda_call::{Kernel, Pass};
-use crate::kernels::ops::declare::{kernel, ops};
-use crate::kernels::ops::factors::Factors;
+use crate::kernels::formula::{Num, Own};
+use crate::kernels::op::{Declared, Formula, Kernel};
 use crate::tensor::{DType, Device, FlatView, FlatViewMut};
 
 /// The least norm that is divided by.
 const LEAST: f64 = 1e-10;
 
-ops! {
-    cuda "weight_norm.cuh" also [&NORMS];
-
+operation! {
     /// Σ x², Σ u² and Σ x·u in float64. Operands: x, u.
     #[derive(Clone, Copy, Debug)]
-    pub struct WeightNorms {}
+    pub struct WeightNorms as WeightNormsScalars {
+    }
+}
 
-    /// `x ← a·((1 - decay)·x - rate·f·u)`, late `x ← a·(1 - decay)·(x - rate·f·u)`, with factors f and a of each job; cautious:
-    /// the decay acts where `x·u ≥ 0`, of the x that it is about to act on. Operands: x, u.
+operation! {
+    /// `x ← a·((1 - decay)·x - rate·f·u)` by the [`Rule`], with factors f and a of each job. Operands: x, u.
     #[derive(Debug)]
-    pub struct Scaled {
+    pub struct Scaled as ScaledScalars {
         /// Factor of the update.
         rate: f64 * lr,
         /// `lr · weight_decay`.
@@ -41,72 +39,49 @@ ops! {
         ;
         /// Of each job f, the radius r, ‖x‖², `f·⟨x, u⟩` and `f²·‖u‖²`.
         factors: Factors<5> => reading,
-    } => {
-        scaled = Scaled [x: update param, u: read plain];
     }
 }
 
-const NORMS: Kernel = kernel!(Sum weight_norms = WeightNorms told WeightNorms [x: read param, u: read plain]);
+pub(in crate::kernels) const DECLARED: Declared = &[WeightNorms::KERNEL, Scaled::KERNEL];
 
-impl Fold<2, 2, 0, 3> for WeightNorms {
-    const ORDER: [Slot; 2] = NORMS.order();
+impl Formula<2, 2, 0, 3> for WeightNorms {
+    const KERNEL: &'static Kernel = kernel!(Sum weight_norms = WeightNorms [x: read param, u: read plain] 3);
+    type Constants<V: Num> = ();
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, u]: [&[C]; 2], []: [&mut [C]; 0]) -> [f64; 3] {
-        let mut found = [0.0_f64; 3];
-        for (x, u) in x.chunks(RUN).zip(u.chunks(RUN)) {
-            found[0] += squares(x);
-            found[1] += squares(u);
-            found[2] += sums!(x, u;; j => { x[j] * u[j] });
-        }
-        found
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.call(&NORMS))
-    }
-}
-
-impl Scaled {
-    /// The factors of u and of the result.
-    #[inline(always)]
-    fn factors_of(&self, job: usize) -> [f64; 2] {
-        let [factor, radius, square, along, step] = self.factors.of(job);
-        let rate = self.rate;
-        let norm = at_least(square - 2.0 * rate * along + rate * rate * step, 0.0).sqrt();
-        let norm = at_least(norm, LEAST);
-        [rate * factor, if self.spherical { radius / norm } else { 1.0 }]
-    }
-}
-
-impl Op<2, 1, 1> for Scaled {
-    const ORDER: [Slot; 2] = [Write(0), Read(0)];
+    fn constants<V: Num>(_: WeightNormsScalars<V::Wide>, _: &Own<V::Wide>) {}
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [u]: [&[C]; 1], [x]: [&mut [C]; 1]) {
-        let [rate, scale] = self.factors_of(job).map(C::of);
-        let (keep, zero) = (C::of(1.0 - self.decay), C::default());
-        if self.late {
-            for (x, u) in x.iter_mut().zip(u) {
-                let y = *x - rate * *u;
-                *x = scale * if self.cautious && y * *u < zero { y } else { y * keep };
-            }
-        } else if self.cautious && self.decay != 0.0 {
-            for (x, u) in x.iter_mut().zip(u) {
-                let kept = if *x * *u >= zero { *x * keep } else { *x };
-                *x = scale * (kept - rate * *u);
-            }
-        } else {
-            for (x, u) in x.iter_mut().zip(u) {
-                *x = scale * (*x * keep - rate * *u);
-            }
-        }
+    fn update<V: Num>((): &(), [x, u]: &mut [V; 2]) -> [[V; 2]; 3] {
+        [[*x; 2], [*u; 2], [*x, *u]]
     }
 }
 
-/// The larger one of both; NaN stays, where `f64::max` would hide it and make finite numbers of what is none.
-fn at_least(x: f64, least: f64) -> f64 {
-    if x < least { least } else { x }
+impl Formula<2, 1, 1> for Scaled {
+    const KERNEL: &'static Kernel = kernel!(Elementwise scaled = Scaled [x: update param, u: read plain]);
+    type Constants<V: Num> = ([V; 2], Rule<V>);
+
+    #[inline(always)]
+    fn constants<V: Num>(s: ScaledScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
+        let ([factor, radius, square, along, step], rate) = (own.live, s.rate);
+        let square = square - V::Wide::of(2.0) * rate * along + rate * rate * step;
+        let norm = at_least(at_least(square, 0.0).sqrt(), LEAST);
+        let scale = V::Wide::select(s.spherical, radius / norm, V::Wide::of(1.0));
+        ([rate * factor, scale].map(V::narrow), Rule::new(s.decay, s.cautious).late(s.late))
+    }
+
+    #[inline(always)]
+    fn update<V: Num>(([rate, scale], rule): &Self::Constants<V>, [x, u]: &mut [V; 2]) -> [[V; 2]; 0] {
+        *x = *scale * rule.apply(*x, *u, *rate * *u);
+        []
+    }
+}
+
+/// The larger one of both; NaN stays.
+#[inline(always)]
+fn at_least<W: Num>(x: W, least: f64) -> W {
+    let least = W::of(least);
+    W::select(x.lt(least), least, x)
 }
 
 /// Rules for the size of an update.
@@ -207,38 +182,4 @@ fn no_norms() -> Error {
 
 fn tensors<'a>(all: impl Iterator<Item = FlatView<'a>>) -> Result<Vec<Tensor>> {
     all.map(|x| Ok(x.tensor(&[x.len()])?.shallow_clone())).collect()
-}
-
-/// By libtorch.
-mod formulas {
-    use crate::kernels::libtorch::prelude::*;
-
-    pub(super) fn weight_norms(_given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let [x, u] = [0, 1].map(|at: usize| values[at].wide());
-        [x.square(), u.square(), x * u].map(|x| x.sum()).into()
-    }
-
-    pub(super) fn scaled(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        let (x, u) = (values[0].clone(), values[1].clone());
-        let rate = given.scalar("rate");
-        let (keep, move_by) = (1.0 - given.scalar("decay"), &rate * given.live(0));
-        let moved = if given.is("late") {
-            let y = x - move_by * &u;
-            let kept = &y * keep;
-            if given.is("cautious") { (&y * u).below(&Known(0.0)).choose(&y, &kept) } else { kept }
-        } else {
-            let kept = &x * keep;
-            let kept =
-                if given.is("cautious") { Known(0.0).at_most(&(&x * &u)).choose(&kept, &x) } else { kept };
-            kept - move_by * u
-        };
-        values[0] = if given.is("spherical") {
-            let square = given.live(2) - 2.0 * &rate * given.live(3) + &rate * &rate * given.live(4);
-            let (norm, least) = (square.max(&Known(0.0)).sqrt(), Known(super::LEAST));
-            given.live(1) / norm.below(&least).choose(&least, &norm) * moved
-        } else {
-            moved
-        };
-        Vec::new()
-    }
 }

@@ -4,7 +4,6 @@
 use super::super::fold::Fold;
 use super::super::reduce::{set_values, values};
 use super::super::{Op, Real, Slot};
-use crate::kernels::cuda_call::Launch;
 use crate::tensor::{FlatView, FlatViewMut};
 
 /// Sums of squares that are gathered side by side.
@@ -54,16 +53,19 @@ pub fn divide_rows(x: &mut FlatViewMut<'_>, [rows, cols]: [usize; 2], gram: &Fla
 #[derive(Clone, Copy, Debug)]
 pub struct Scale(pub f64);
 
-impl Launch<1> for Scale {}
-
 impl Op<1, 0, 1> for Scale {
     const ORDER: [Slot; 1] = [Slot::Write(0)];
+    type Constants<C: Real> = C;
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
-        let factor = C::of(self.0);
+    fn constants<C: Real>(&self, _job: usize) -> C {
+        C::of(self.0)
+    }
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, factor: &C, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
         for x in x {
-            *x = factor * *x;
+            *x = *factor * *x;
         }
     }
 }
@@ -77,14 +79,17 @@ pub struct Combine {
     pub factor: f64,
 }
 
-impl Launch<2> for Combine {}
-
 impl Op<2, 1, 1> for Combine {
     const ORDER: [Slot; 2] = [Slot::Write(0), Slot::Read(0)];
+    type Constants<C: Real> = [C; 2];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], [out]: [&mut [C]; 1]) {
-        let (keep, factor) = (C::of(self.keep), C::of(self.factor));
+    fn constants<C: Real>(&self, _job: usize) -> [C; 2] {
+        [self.keep, self.factor].map(C::of)
+    }
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, &[keep, factor]: &[C; 2], [x]: [&[C]; 1], [out]: [&mut [C]; 1]) {
         if self.keep == 0.0 {
             out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * *x);
         } else {

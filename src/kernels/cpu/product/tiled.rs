@@ -1,6 +1,6 @@
 //! The loops over the tiles of a product, and what is done with a tile that is complete.
 
-use super::super::Real;
+use crate::kernels::formula::Num as _;
 use super::Outcome;
 use super::tiles::{MOST, Number, Tile};
 

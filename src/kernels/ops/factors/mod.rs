@@ -34,7 +34,7 @@ impl<const K: usize> Factors<K> {
 
     /// Room on a device for the factors of `count` jobs, one after the other.
     pub(in crate::kernels) fn room(count: usize, device: Device) -> Result<Self> {
-        let (memory, all) = crate::kernels::stay::scratch(count * K, DType::F64, device)?;
+        let (memory, all) = crate::kernels::backend::scratch(count * K, DType::F64, device)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
         Ok(Self { known: Vec::new(), left, memory: Some(Mutex::new(memory)) })
     }

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::kernels::cuda::facts;
 use crate::kernels::libtorch::on_device;
 #[cfg(feature = "cuda")]
-use crate::kernels::stay::Tier;
+use crate::kernels::backend::Tier;
 use crate::tensor::Device;
 
 pub use measured::{ProductClass, set_measured};

@@ -1,11 +1,12 @@
-//! Kernels of operations as they are declared, and how they are called where they are compiled apart from this crate.
+//! Kernels of operations as they are declared, and how devices call them.
 
-#![cfg_attr(not(feature = "cuda"), allow(dead_code))] // what is said is for devices
+#![cfg_attr(not(feature = "cuda"), allow(dead_code))] // used by device builds only
 
 use std::ops::Range;
 
-use super::libtorch::given::Formula;
-use crate::tensor::FlatView;
+use super::formula::tape::{Expr, Tape};
+use super::formula::{Num, Own};
+use crate::tensor::{DType, FlatView};
 
 /// Scalars of an operation at most.
 pub(super) const MOST_SCALARS: usize = 12;
@@ -78,29 +79,17 @@ pub struct Kernel {
     pub device: &'static str,
     /// Its pass.
     pub family: Family,
-    /// The structure that has its scalars.
-    pub told: &'static str,
-    /// In the order in which a device gets them.
+    /// Its scalars, in the order in which a device gets them.
     pub scalars: &'static [Scalar],
-    /// Its work by libtorch.
-    pub(super) formula: Formula,
-    /// In order.
+    /// Its recorded formula.
+    pub(super) tape: fn() -> &'static Tape,
+    /// Its operands, in order.
     pub operands: &'static [Operand],
+    /// True if sums are taken of the last operand as it is stored.
+    pub(super) sums_stored: bool,
 }
 
 impl Kernel {
-    /// Number of operands that are written, or only read.
-    pub(super) const fn operands_that_are(&self, written: bool) -> usize {
-        let (mut count, mut at) = (0, 0);
-        while at < self.operands.len() {
-            if self.operands[at].writes == written {
-                count += 1;
-            }
-            at += 1;
-        }
-        count
-    }
-
     /// Slot of a job for each operand: those that are only read in order, and those that are written.
     pub(super) const fn order<const N: usize>(&self) -> [Slot; N] {
         assert!(self.operands.len() == N);
@@ -117,19 +106,6 @@ impl Kernel {
         order
     }
 
-    /// Tests whether the kernel takes operands in this order.
-    pub(super) const fn takes<const N: usize>(&self, expected: [Slot; N]) -> bool {
-        let (order, mut at) = (self.order::<N>(), 0);
-        while at < N {
-            match (order[at], expected[at]) {
-                (Slot::Read(a), Slot::Read(b)) | (Slot::Write(a), Slot::Write(b)) if a == b => {}
-                _ => return false,
-            }
-            at += 1;
-        }
-        true
-    }
-
     /// Tests whether the kernel has a variant for operands that are more than numbers of their type.
     #[must_use]
     pub fn has_encoded_form(&self) -> bool {
@@ -138,26 +114,65 @@ impl Kernel {
     }
 }
 
-/// Kernels that are declared together, with the header that has their operations.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Declared {
-    /// Name and text of the header.
-    pub header: (&'static str, &'static str),
-    /// True if the text stands in a Rust file, and not in a file of its own.
-    pub is_inline: bool,
-    /// The kernels.
-    pub kernels: &'static [&'static Kernel],
+/// Kernels that are declared in one file.
+pub(super) type Declared = &'static [&'static Kernel];
+
+/// The scalars of an operation.
+pub trait Operation: Sync {
+    /// The scalars in the order of a kernel's arguments.
+    const SCALARS: &'static [Scalar];
+    /// The scalars by name.
+    type Scalars<W: Num>: Copy;
+
+    /// Returns their values.
+    fn scalars(&self) -> Self::Scalars<f64>;
+    /// Returns them as they are recorded.
+    fn recorded() -> Self::Scalars<Expr>;
+    /// Returns the numbers of a job.
+    fn own(&self, job: usize) -> Own<f64>;
+    /// Returns the call of a kernel with these scalars.
+    fn call(&self, kernel: &'static Kernel) -> Pass<'_>;
 }
 
-/// Call of an elementwise operation on `N` operands on CUDA devices.
-pub trait Launch<const N: usize> {
-    /// None where there is no kernel of it.
-    fn on_cuda(&self) -> Option<Pass<'_>> {
+/// An elementwise formula on `N` operands, of which `R` are only read and `W` written, with `S` sums of products.
+pub trait Formula<const N: usize, const R: usize, const W: usize, const S: usize = 0>: Operation {
+    /// Its kernel.
+    const KERNEL: &'static Kernel;
+    /// Numbers that all elements of a job have in common.
+    type Constants<V: Num>: Copy;
+
+    /// Computes the constants of a job in float64.
+    fn constants<V: Num>(scalars: Self::Scalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V>;
+
+    /// Updates one element of each operand; returns the two factors of what each sum adds up.
+    fn update<V: Num>(constants: &Self::Constants<V>, x: &mut [V; N]) -> [[V; 2]; S];
+
+    /// Factor of the sums' terms: sums are multiplied by its square.
+    fn factor(&self) -> f64 {
+        1.0
+    }
+
+    /// The type of the last operand, if the terms are taken as they are stored there.
+    fn stored(&self) -> Option<DType> {
         None
     }
 }
 
-/// A kernel's name and what it is told beside its operands.
+/// Records the formula of a kernel.
+pub(super) fn record<
+    F: Formula<N, R, W, S>,
+    const N: usize,
+    const R: usize,
+    const W: usize,
+    const S: usize,
+>() -> Tape {
+    Tape::record(|x: &mut [Expr; N]| {
+        let constants = F::constants::<Expr>(F::recorded(), &Own::recorded());
+        F::update::<Expr>(&constants, x).map(Some).to_vec()
+    })
+}
+
+/// A call of a kernel: its arguments beside the operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     /// The kernel, without what says how many jobs it takes.
@@ -192,17 +207,17 @@ pub struct RowPassCall<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// A kernel that is told these scalars, of which those with a true follow the learning rate.
-    pub(super) fn new<const N: usize>(kernel: &'static Kernel, told: [(f64, bool); N]) -> Self {
+    /// Returns the call of a kernel with these scalars, of which those with a true follow the learning rate.
+    pub(super) fn new<const N: usize>(kernel: &'static Kernel, args: [(f64, bool); N]) -> Self {
         const { assert!(N <= MOST_SCALARS) };
         debug_assert_eq!(N, kernel.scalars.len(), "{}", kernel.name);
         let (mut scalars, mut per_rate) = ([0.0; MOST_SCALARS], 0);
-        for (at, (to, (scalar, follows))) in scalars.iter_mut().zip(told).enumerate() {
+        for (at, (to, (scalar, follows))) in scalars.iter_mut().zip(args).enumerate() {
             *to = scalar;
             per_rate |= u32::from(follows) << at;
         }
-        let (declared, kernel) = (kernel, kernel.name);
-        Self { kernel, declared, scalars, per_rate, factors: &[], steps: &[], live: &[], double: false }
+        let (declared, kernel, double) = (kernel, kernel.name, matches!(kernel.family, Family::Mean));
+        Self { kernel, declared, scalars, per_rate, factors: &[], steps: &[], live: &[], double }
     }
 
     /// The same with factors of each job's own.
@@ -218,11 +233,6 @@ impl<'a> Pass<'a> {
     /// The same with factors of each job's own that the device left.
     pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView<'static>]> + ?Sized)) -> Self {
         Self { live: live.as_ref(), ..self }
-    }
-
-    /// The same in float64.
-    pub(super) fn double(self) -> Self {
-        Self { double: true, ..self }
     }
 
     /// As a pass over rows with these scales.
