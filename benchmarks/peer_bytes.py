@@ -9,8 +9,8 @@ drawn here.
 
 The sources are not on the path: microsoft/dion is a checkout of the commit in ``peers.txt``, and torchtitan,
 of which only ``distributed/flex_shard`` is imported, an unpacked wheel. DistMuon is for CUDA devices: that it
-asks for one, and its streams and events, are left out here. ``<out>/peer_bytes.json`` keeps every collective,
-``<out>/peer_bytes.md`` the tables.
+asks for one, and its streams and events, are left out here. Tables are printed, and their figures go to
+``<out>/peer_bytes.json``: means over the processes.
 
     git clone https://github.com/microsoft/dion FOLDER && git -C FOLDER checkout COMMIT
     pip install --no-deps --target TITAN torchtitan==0.3.0
@@ -23,10 +23,10 @@ import argparse
 import functools
 import importlib
 import json
+import statistics
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +43,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-HERE = Path(__file__).resolve().parent
+from harness import command, table, write
+
 OURS, DION, TITAN = "oxidion", "microsoft/dion", "torchtitan 0.3"
 #: Matrices of a layer: their shapes, and how many.
 LAYER = {(256, 256): 4, (1024, 256): 1, (256, 1024): 1}
@@ -286,7 +287,7 @@ def serve(rank: int, world: int, store: str, options: argparse.Namespace, layers
         plan = planned(optimizer, kinds) if source == OURS else None
         told: list[Any] = [None] * world
         dist.all_gather_object(told, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
-        rows.append({"source": source, "name": name, "dtype": dtype, "ranks": told})
+        rows.append({"source": source, "name": name, "dtype": dtype, **summed_up(told)})
     if rank == 0:
         Path(target).write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()
@@ -302,62 +303,47 @@ def run(world: int, layers: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"ranks": world, "layers": layers, "rows": rows}
 
 
-def mean(values: Iterable[float]) -> float:
-    """The mean over ranks."""
-    held = [*values]
-    return sum(held) / len(held)
+def summed_up(told: list[Any]) -> dict[str, Any]:
+    """Collectives of the first process, and bytes as means over the processes."""
+    calls = {kind: found["calls"] for kind, found in sorted(told[0][0].items())}
+    given, sent = (
+        statistics.fmean(sum(found[what] for found in kinds.values()) for kinds, _ in told)
+        for what in ("given", "sent")
+    )
+    plans = [plan["sent"] for _, plan in told if plan is not None]
+    return {
+        "calls": calls,
+        "given": given,
+        "sent": sent,
+        **({"planned": statistics.fmean(plans)} if plans else {}),
+    }
 
 
-def table(run_: dict[str, Any]) -> list[str]:
-    """The table of a run: means over the ranks."""
+def tables(run_: dict[str, Any]) -> str:
+    """The table of a run."""
     shapes = ", ".join(f"{many * run_['layers']} of {m} x {n}" for (m, n), many in LAYER.items())
-    lines = [
-        f"\n## {run_['ranks']} processes, {run_['layers']} layers: {shapes}\n",
-        "| package | optimizer | travels as | collectives | MB given | MB sent | `plan()` says sent |",
-        "|---|---|---|---|---|---|---|",
+    head = ["package", "optimizer", "travels as", "collectives", "MB given", "MB sent", "`plan()` says sent"]
+    rows = [
+        [row["source"], row["name"], row["dtype"]]
+        + [", ".join(f"{many} {kind}" for kind, many in row["calls"].items())]
+        + [f"{row[key] / 1e6:.3f}" if key in row else "" for key in ("given", "sent", "planned")]
+        for row in run_["rows"]
     ]
-    for row in run_["rows"]:
-        every = [kinds for kinds, _ in row["ranks"]]
-        calls = Counter({kind: found["calls"] for kind, found in every[0].items()})
-        text = ", ".join(f"{many} {kind}" for kind, many in sorted(calls.items()))
-        given, sent = (
-            mean(sum(f[what] for f in kinds.values()) for kinds in every) for what in ("given", "sent")
-        )
-        plans = [plan for _, plan in row["ranks"] if plan is not None]
-        says = f"{mean(plan['sent'] for plan in plans) / 1e6:.3f}" if plans else ""
-        lines.append(
-            f"| {row['source']} | {row['name']} | {row['dtype']} | {text} | {given / 1e6:.3f} | "
-            f"{sent / 1e6:.3f} | {says} |"
-        )
-    return lines
+    return f"{run_['ranks']} processes, {run_['layers']} layers: {shapes}\n\n{table(head, rows)}\n"
 
 
 def main() -> None:
     """Counts on every number of processes and writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--dion", type=Path, help="checkout of microsoft/dion; left out without one")
     parser.add_argument("--titan", type=Path, help="folder of torchtitan; left out without one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 5], help="numbers of layers")
     parser.add_argument("--rank-fractions", type=float, nargs="+", default=[1 / 4, 1 / 16])
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     options = parser.parse_args()
     runs = [run(world, layers, options) for layers in options.layers for world in options.ranks]
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / "peer_bytes.json"
-    target.write_text(json.dumps({"torch": torch.__version__, "runs": runs}) + "\n", encoding="utf-8")
-    parts = [
-        "# Bytes of a step, counted at the process group\n",
-        f"Gloo processes, torch {torch.__version__}; float32 parameters under `fully_shard`, rows cut. Of "
-        "each process what the second step gives to collectives, and what leaves it if each collective sends "
-        "as few bytes as it can; means over the processes. Ours include the 104 bytes that ranks compare "
-        "before a step, which `plan()` leaves out. `python benchmarks/peer_bytes.py` counts anew.",
-    ]
-    text = "\n".join([*parts, *(line for each in runs for line in table(each))]) + "\n"
-    target.with_suffix(".md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    write({"torch": torch.__version__, "runs": runs}, options.out, "peer_bytes")
+    print("\n".join(map(tables, runs)))
 
 
 if __name__ == "__main__":
