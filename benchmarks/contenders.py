@@ -313,7 +313,7 @@ TRITON: dict[str, tuple[str, dict[str, Any]]] = {
     DION2: ("Dion2", {"fraction": 1 / 4}),
     NORDION2: ("NorDion2", {"fraction": 1 / 4}),
 }
-"""Classes of microsoft/dion that have Triton kernels, and their settings beside rate and decay."""
+"""Classes of microsoft/dion that have Triton kernels, and their settings in addition to rate and decay."""
 
 
 def contenders(family: str, *, compiled: bool, device: str = "cpu") -> list[Contender]:

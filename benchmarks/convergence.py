@@ -66,7 +66,7 @@ def dion(rank_fraction: float, **own: Any) -> Recipe:
 
 
 def soap(lr: float, **own: Any) -> Recipe:
-    """SOAP whose bases are computed anew every ten steps."""
+    """SOAP whose bases are computed every ten steps."""
     return matrices("SOAP", lr, None, betas=(0.95, 0.95), precondition_frequency=10, **own)
 
 
@@ -113,7 +113,7 @@ FURTHER = {
     ),
     "galore_adamw": low_rank("GaLoreAdamW"),
 }
-"""Classes beside those that the example trains; they are named by ``--optimizers``."""
+"""Classes in addition to those that the example trains; they are named by ``--optimizers``."""
 
 FAMILY = [*RECIPES]
 RECIPES.update(FURTHER)

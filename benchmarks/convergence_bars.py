@@ -51,7 +51,7 @@ class Curves:
         return 0 < losses.index(min(losses)) < len(losses) - 1
 
     def span(self, optimizer: str, factor: float) -> float:
-        """The least span of losses over rates whose last is so many times the first."""
+        """The least span of losses over rates whose last is ``factor`` times the first."""
         rates = self.by_rate(optimizer)
         spans = []
         for first in rates:
@@ -235,7 +235,7 @@ def markdown(judged: list[tuple[Bar, str, bool]]) -> str:
 def main() -> int:
     """Runs the command line; 1 where an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--page", type=Path, help="page whose table is written anew")
+    parser.add_argument("--page", type=Path, help="page whose table is rewritten")
     page = parser.parse_args().page
     judged = verdicts()
     print(markdown(judged))

@@ -74,7 +74,7 @@ ELEMENTS, REPEATS = 1 << 25, 7
 
 
 def floor_seconds(workload: Workload, family: str, rates: dict[str, Any]) -> float | None:
-    """Seconds of one step, None for a family without a formula. Vectors beside matrices are AdamW's."""
+    """Seconds of one step, None for a family without a formula. Vectors next to matrices are AdamW's."""
     if family not in BYTES:
         return None
     traffic = sum(BYTES[family] * math.prod(shape) for shape in workload.matrices)

@@ -194,7 +194,7 @@ def _figure(value: float | None) -> str:
 
 
 def written(page: str, results: dict[str, dict[str, Any]]) -> str:
-    """The page with its tables written anew between their marks."""
+    """The page with its tables rewritten between their marks."""
     for name, text in tables(results).items():
         page = between(page, name, text)
     return page
@@ -278,10 +278,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
     colors = ["#2e8b57" if bar.low > 1 else "#c0392b" if bar.high < 1 else "#8a8a8a" for bar in bars]
     axis.barh(places, medians, color=colors, height=0.66)
     axis.errorbar(medians, places, xerr=spans, fmt="none", ecolor="#222222", linewidth=1.2)
-    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    place_of: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     for place, bar in zip(places, bars, strict=True):
-        axis.annotate(f"{bar.median:.1f}×", (bar.high, place), (5, 0), fontsize=11, weight="bold", **beside)
-        axis.annotate(bar.peer, (bar.high, place), (40, 0), fontsize=9.5, color="#444444", **beside)
+        axis.annotate(f"{bar.median:.1f}×", (bar.high, place), (5, 0), fontsize=11, weight="bold", **place_of)
+        axis.annotate(bar.peer, (bar.high, place), (40, 0), fontsize=9.5, color="#444444", **place_of)
     axis.axvline(1.0, color="#222222", linewidth=1, linestyle="--")
     axis.set_yticks(places, [bar.label for bar in bars], fontsize=11)
     axis.tick_params(axis="y", length=0)

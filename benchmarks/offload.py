@@ -1,8 +1,8 @@
-"""What a step on the CPU costs, as of offloaded shards: times on one matrix beside operations and bytes.
+"""What a step on the CPU costs, as of offloaded shards: times on one matrix, operations and bytes.
 
 Steps are interleaved in rounds, once in each order, and the least time of each counts: other work on the
-machine only adds to a time. Operations are those of ``explain()``; for AdamW, Muon and Dion they stand beside
-the formulas of ``docs/offload.md``. A table is printed, and its figures go to ``<out>/offload.json``.
+machine only adds to a time. Operations are those of ``explain()``; for AdamW, Muon and Dion they stand next
+to the formulas of ``docs/offload.md``. A table is printed, and its figures go to ``<out>/offload.json``.
 
     python benchmarks/offload.py
     python benchmarks/offload.py --side 1024 --rounds 2 --only AdamW Muon --out /tmp/offload

@@ -1,4 +1,4 @@
-"""Times of steps over gloo processes beside the times that the planner estimates for their plans.
+"""Times of steps over gloo processes, and the times that the planner estimates for their plans.
 
 For each number of processes this machine is measured as they share it: every process does the same at the
 same time. Found are the rate of products in float32 at one thread, the bandwidth of memory, and latency and
@@ -7,8 +7,8 @@ bytes a second of every kind of collective. They are written as a hardware file,
 
 A few optimizers step a small model that ``fully_shard`` has cut. All of this is interleaved in rounds. A
 sample is the time of the slowest process. Of the samples the median counts, or with ``--least`` the least:
-where a machine has other work too, that only adds to a time. Beside the time of a step stands what the
-planner says of ``optimizer.plan()`` with that hardware file. Tables are printed, and their figures go to
+where a machine has other work too, that only adds to a time. Next to the time of a step stands what
+the planner says of ``optimizer.plan()`` with that hardware file. Tables are printed, and their figures go to
 ``<out>/<name>.json``.
 
     python benchmarks/planned_times.py
@@ -175,7 +175,7 @@ def cores() -> int:
 
 
 def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> dict[str, Any]:
-    """What a hardware file holds of the machine of which these are the seconds by sample."""
+    """Contents of a hardware file of a machine, from its seconds by sample."""
     lines = {
         kind: [*line([(sent[name], middle[name]) for name in sent if name.startswith(f"{kind} ")])]
         for kind in KINDS
@@ -194,7 +194,7 @@ def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> d
 
 
 def serve(rank: int, world: int, store: str, options: argparse.Namespace, target: str) -> None:
-    """One of the processes; the first writes the hardware file and, beside it, samples and estimates."""
+    """One of the processes; the first writes the hardware file and, next to it, times and estimates."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
@@ -252,7 +252,7 @@ def run(world: int, options: argparse.Namespace, target: Path) -> dict[str, Any]
 
 
 def swapped(steps: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs of which the first clearly takes less time, and is not estimated to."""
+    """Pairs whose first clearly takes less time, and is not estimated to."""
     return [
         (fast, slow)
         for fast, one in steps.items()

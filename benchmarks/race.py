@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # peers are found after the path is set
 WARM_STEPS = 2
 #: A compiled contender specializes on its second step at the latest.
 COMPILED_WARM_STEPS = 3
-#: Steps after a first one: so many at most, and at least, where they take longer than so many seconds.
+#: Steps after a first one: at most, at least, and the seconds after which the least number is enough.
 LATER_STEPS, LEAST_LATER_STEPS, LATER_SECONDS = 9, 3, 10.0
 #: Seconds before each of those in which memory is worked on, as training computes gradients: those of a layer
 #: of GPT-160M for a sequence of 1024 tokens take one core as long.
@@ -121,7 +121,7 @@ def first_step(request: dict[str, Any]) -> dict[str, Any]:
     Before each step other memory goes through the caches. What torch imports for its first optimizer is
     imported before. Extra memory is what the resident peak grows from the construction on, beyond the states.
     What the system does for the process between construction and first step, as clearing pages that a thread
-    asked for, is given apart.
+    asked for, is a figure of its own.
     """
     import torch
     import torch._dynamo
