@@ -32,14 +32,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from harness import command, in_turns, load_average, machine, table, write
 from oxidion._planning import clock, hardware, traffic
+from sharded import stack
 
 SHAPES = ((512, 512),) * 4 + ((512, 1024),) * 4 + ((1024, 1024),)
 SINGLE: dict[str, Any] = {"orth_dtype": "float32"}
@@ -69,30 +67,12 @@ SUMS, ELEMENTS = 2, 1 << 21
 CLEARLY = 1.5
 
 
-class Stack(nn.Module):
-    """Matrices that belong together: only their shapes matter."""
-
-    def __init__(self) -> None:
-        """Makes the matrices."""
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for shape in SHAPES)
-
-
 def contender(name: str, mesh: DeviceMesh) -> Any:
     """An optimizer of a model of its own, with gradients."""
     import oxidion
 
-    torch.manual_seed(0)
-    model = Stack()
-    fully_shard(model, mesh=mesh)
-    for param in model.parameters():
-        assert isinstance(param, DTensor)
-        local = torch.randn(param.to_local().shape)
-        param.grad = DTensor.from_local(
-            local, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-        )
     kind, settings = CONTENDERS[name]
-    return getattr(oxidion, kind)(model.parameters(), lr=1e-3, **settings)
+    return getattr(oxidion, kind)(stack(SHAPES, mesh).parameters(), lr=1e-3, **settings)
 
 
 def slowest(seconds: float) -> float:
