@@ -94,7 +94,6 @@ def ema(settings: Settings) -> dict[str, Any]:
 FURTHER = {
     "soap": soap(0.008),
     "soap_short_side": soap(0.008, sides="short"),
-    "soap_kl": soap(0.004, variant="kl", correct_bias=False),
     "soap_muon": soap_muon(),
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
     "muon_without_momentum": Recipe("Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}),
