@@ -303,7 +303,7 @@ impl Bases {
     pub(in crate::algorithm) fn flops(blocks: &[Block], sides: &[Side]) -> (f64, f64) {
         let one = |b: &Block, side: &Side| {
             let (d, n) = (flops([b.rows, b.cols][side.index()]), flops(b.numel()));
-            // Three rotations and a statistic, of which half would do; a product and a QR with its factor.
+            // Three rotations and a statistic, half of which would do; a product and a QR with its factor.
             (8.0 * n * d, 4.7 * d * d * d)
         };
         let all = blocks.iter().flat_map(|b| sides.iter().map(move |side| one(b, side)));
