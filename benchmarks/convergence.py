@@ -90,7 +90,6 @@ FREE = (0.0, 0.999)
 FURTHER = {
     "soap": soap(0.008),
     "soap_short_side": soap(0.008, sides="short"),
-    "soap_kl": soap(0.004, variant="kl", correct_bias=False),
     "soap_muon": matrices("SOAPMuon", precondition_frequency=10),
     "soap_muon_without_basis": matrices("SOAPMuon", precondition_frequency=10, denom_power=0.0),
     "muon_without_momentum": matrices("Muon", mu=0.0),
