@@ -5,13 +5,11 @@ A ratio is peer time / oxidion time; where several peers are named the fastest t
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from contenders import FAST, HALF
-from harness import ratio, series_of
 from workloads import (
     ADAFACTOR,
     ADAMW,
@@ -35,7 +33,7 @@ FIRST_STEP_OF = ("1024x4096", MUON)
 #: Extra memory of a step as a share of the peer's.
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
-#: Whose updates ours must be as near to orthonormal ones as.
+#: Peers as whose updates ours must be as near to orthonormal ones.
 BASELINE = {
     MUON: TORCH_MUON,
     DION_4: "dion.Dion eager",
@@ -59,53 +57,42 @@ class Bar:
     least: float
 
 
+def _bars(lists: str, family: str, ours: str, peers: tuple[str, ...], *least: float) -> Iterator[Bar]:
+    """A bar for each list; the last number is that of all further lists."""
+    for place, workload in enumerate(lists.split()):
+        yield Bar(workload, family, f"oxidion.{ours}", peers, least[min(place, len(least) - 1)])
+
+
 def _dion(name: str) -> tuple[str, ...]:
     return (f"dion.{name} eager", f"dion.{name} compiled")
 
 
+_SHAPES, _SMALL, _DIONS = "1024x4096 1024x2752 1024x1024 2048x2048", "600x64x64 200x256x256", _dion("Dion")
+_LARGE, _MEMORY = "1024x4096 gpt160m-l12", "memory-1024x4096 memory-100m"
+_FAST, _HALF = FAST.removeprefix("oxidion."), HALF.removeprefix("oxidion.")
+_TORCHAO = ("torchao AdamW8bit eager", "torchao AdamW8bit compiled")
+_ADAFACTORS = ("torch.optim.Adafactor default", "torch.optim.Adafactor foreach")
 BARS = (
-    *(
-        Bar(shape, MUON, "oxidion.Muon", (TORCH_MUON,), least)
-        for shape, least in (("1024x4096", 1.8), ("1024x2752", 1.65), ("1024x1024", 1.4), ("2048x2048", 1.4))
-    ),
-    *(
-        Bar(shape, MUON, FAST, (TORCH_MUON,), least)
-        for shape, least in (("1024x4096", 2.0), ("1024x2752", 1.9), ("1024x1024", 1.8), ("2048x2048", 1.8))
-    ),
-    Bar("gpt160m-l12", MUON, "oxidion.Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
-    Bar("gpt160m-l12", MUON, FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
-    Bar("600x64x64", MUON, "oxidion.Muon", (TORCH_MUON,), 3),
-    Bar("200x256x256", MUON, "oxidion.Muon", (TORCH_MUON,), 2),
-    *(Bar(list_, DION_4, "oxidion.Dion", _dion("Dion"), 2.2) for list_ in ("1024x4096", "gpt160m-l12")),
-    *(Bar(list_, DION_4, HALF, _dion("Dion"), 3) for list_ in ("1024x4096", "gpt160m-l12")),
-    *(Bar(list_, DION_16, "oxidion.Dion", _dion("Dion"), 3.5) for list_ in ("1024x4096", "gpt160m-l12")),
-    Bar("1024x4096", NORMUON, "oxidion.NorMuon", _dion("NorMuon"), 1.6),
-    Bar("1024x4096", DION2, "oxidion.Dion2", _dion("Dion2"), 2.5),
-    Bar("1024x4096", NORDION2, "oxidion.NorDion2", _dion("NorDion2"), 2.5),
-    Bar("flat-100m", ADAMW, "oxidion.AdamW", (FUSED,), 1),
-    Bar("4000x768", ADAMW, "oxidion.AdamW", (FUSED,), 5),
-    Bar("gpt2-74", LION, "oxidion.Lion", ("dion lion group eager",), 6),
-    Bar("gpt2-74", LION, "oxidion.Lion", ("lion_pytorch.Lion",), 2),
-    *(
-        Bar(list_, family, ours, peers, least)
-        for list_ in ("memory-1024x4096", "memory-100m")
-        for family, ours, peers, least in (
-            (LAMB, "oxidion.Lamb", ("pytorch_optimizer.Lamb",), 2),
-            (
-                ADAFACTOR,
-                "oxidion.Adafactor",
-                ("torch.optim.Adafactor default", "torch.optim.Adafactor foreach"),
-                4,
-            ),
-            (CAME, "oxidion.CAME", ("came_pytorch.CAME",), 4),
-            (ADAMW8, "oxidion.AdamW 8-bit", ("torchao AdamW8bit eager", "torchao AdamW8bit compiled"), 10),
-        )
-    ),
-    *(
-        Bar(list_, GALORE_REFRESH, ours, ("galore_torch.GaLoreAdamW",), 10)
-        for list_ in ("memory-1024x4096", "memory-100m")
-        for ours in ("oxidion.GaLoreAdamW gram", "oxidion.GaLoreAdamW random")
-    ),
+    *_bars(_SHAPES, MUON, "Muon", (TORCH_MUON,), 1.8, 1.65, 1.4),
+    *_bars(_SHAPES, MUON, _FAST, (TORCH_MUON,), 2.0, 1.9, 1.8),
+    *_bars("gpt160m-l12", MUON, "Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
+    *_bars("gpt160m-l12", MUON, _FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
+    *_bars(_SMALL, MUON, "Muon", (TORCH_MUON,), 3, 2),
+    *_bars(_LARGE, DION_4, "Dion", _DIONS, 2.2),
+    *_bars(_LARGE, DION_4, _HALF, _DIONS, 3),
+    *_bars(_LARGE, DION_16, "Dion", _DIONS, 3.5),
+    *_bars("1024x4096", NORMUON, "NorMuon", _dion("NorMuon"), 1.6),
+    *_bars("1024x4096", DION2, "Dion2", _dion("Dion2"), 2.5),
+    *_bars("1024x4096", NORDION2, "NorDion2", _dion("NorDion2"), 2.5),
+    *_bars("flat-100m 4000x768", ADAMW, "AdamW", (FUSED,), 1, 5),
+    *_bars("gpt2-74", LION, "Lion", ("dion lion group eager",), 6),
+    *_bars("gpt2-74", LION, "Lion", ("lion_pytorch.Lion",), 2),
+    *_bars(_MEMORY, LAMB, "Lamb", ("pytorch_optimizer.Lamb",), 2),
+    *_bars(_MEMORY, ADAFACTOR, "Adafactor", _ADAFACTORS, 4),
+    *_bars(_MEMORY, CAME, "CAME", ("came_pytorch.CAME",), 4),
+    *_bars(_MEMORY, ADAMW8, "AdamW 8-bit", _TORCHAO, 10),
+    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
+    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW random", ("galore_torch.GaLoreAdamW",), 10),
 )
 
 
@@ -121,43 +108,34 @@ def first_step_counts(workload: str, family: str, peer: str) -> bool:
 
 
 def held(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
-    """What was demanded, against whom, how much, and what was measured, of the races that were run."""
+    """Yields the demand, the peer, the bar and the measured ratio, of the races that were run."""
     for bar in BARS:
         for race in result["races"]:
             if (race.get("workload"), race.get("family")) != (bar.workload, bar.family):
                 continue
-            rows = {name: row for name, row in race.get("contenders", {}).items() if row["status"] == "ok"}
-            peers = [name for name in bar.peers if name in rows]
-            if bar.ours not in rows or not peers:
-                continue
-            clock = "cpu" if race["threads"] == 1 else "wall"
-            base = series_of(rows[bar.ours])
-            ratios = {name: ratio(series_of(rows[name]), base, clock)["median"] for name in peers}
-            closest = min(ratios, key=lambda name: ratios[name])
-            what = f"{bar.ours}, {bar.workload}, {race['threads']} thread{'s' if race['threads'] > 1 else ''}"
-            yield what, closest, bar.least, ratios[closest]
+            rows = race.get("contenders", {})
+            ratios = {name: rows.get(name, {}).get("ratio", {}).get(bar.ours, [0.0])[0] for name in bar.peers}
+            known = {name: found for name, found in ratios.items() if found}
+            if known:
+                closest, threads = min(known, key=lambda name: known[name]), race["threads"]
+                what = f"{bar.ours}, {bar.workload}, {threads} thread{'s' if threads > 1 else ''}"
+                yield what, closest, bar.least, known[closest]
 
 
 def first_steps(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """First step over warm step of our classes in CPU time, and with what the system did for it before."""
     for row in result["first_steps"]:
-        good = [sample for sample in row["samples"] if "first_cpu" in sample]
-        if row["contender"].startswith("oxidion.") and good:
-            share = statistics.median(sample["first_cpu"] / sample["warm_cpu"] for sample in good)
-            whole = statistics.median(
-                (sample["first_cpu"] + sample.get("before_first", 0.0)) / sample["warm_cpu"]
-                for sample in good
-            )
-            yield f"{row['contender']}, {row['workload']}, {row['family']}", share, whole
+        if row["contender"].startswith("oxidion.") and "by_cpu" in row:
+            what = f"{row['contender']}, {row['workload']}, {row['family']}"
+            yield what, row["by_cpu"], row["by_cpu_with_before"]
 
 
 def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
     """Peak memory of a step beyond parameters, gradients and state, as a share of a peer's."""
     extra: dict[tuple[str, str], dict[str, float]] = {}
     for row in result["first_steps"]:
-        good = [sample["extra_bytes"] for sample in row["samples"] if "extra_bytes" in sample]
-        if good:
-            extra.setdefault((row["workload"], row["family"]), {})[row["contender"]] = statistics.median(good)
+        if "extra_bytes" in row:
+            extra.setdefault((row["workload"], row["family"]), {})[row["contender"]] = row["extra_bytes"]
     for (workload, family), rows in extra.items():
         ours = next((name for name in rows if name in ("oxidion.Muon", "oxidion.Dion")), None)
         for peer, most in MEMORY.items():
@@ -183,3 +161,18 @@ def _defects(row: dict[str, float]) -> dict[str, float]:
         "ortho error": row["orthogonality"],
         "1 - cosine": 1 - row["cosine"],
     }
+
+
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
+    """Every bar of a result: what it is of, what must be, what was found, and whether it is held."""
+    for what, peer, least, found in held(result):
+        yield what, f"{peer}, {least:g} times as fast", f"{found:.2f}", found >= least
+    for what, share, whole in first_steps(result):
+        text = f"{share:.2f}; with what came before {whole:.2f}"
+        yield f"first step, {what}", f"at most {FIRST_STEP} warm steps of CPU time", text, share <= FIRST_STEP
+    for what, peer, most, share in extra_memory(result):
+        yield f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most
+    for what, peer, both in quality(result):
+        text = "; ".join(f"{measure} {own:.3g}, there {other:.3g}" for measure, (own, other) in both.items())
+        good = all(own <= max(other, ROUNDING) for own, other in both.values())
+        yield f"quality, {what}", f"as near to orthonormal as {peer}", text, good

@@ -8,7 +8,7 @@ weights; the float32 run does so under ``torch.autocast`` in bfloat16.
 Bars: the mean held-out loss over the seeds with masters lies within the spread of the seeds from that of
 float32 weights, and with rounding to the nearest above it by more than that.
 
-Writes `<out>/bf16_weights.json` and `.md`; ends with 1 where a bar is missed.
+Prints a table and writes `<out>/bf16_weights.json`; ends with 1 where a bar is missed.
 
     python benchmarks/bf16_weights.py [--steps 600] [--seeds 0 1 2] [--lr 3e-4]
 """
@@ -16,22 +16,19 @@ Writes `<out>/bf16_weights.json` and `.md`; ends with 1 where a bar is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-# ruff: noqa: E402 (the folder of the examples has to be on the path first)
 import torch
 
+import harness
 import oxidion
 from corpus import Corpus, load_corpus
-from harness import load_average, machine
 from options import build_parser, planned_settings
 from recipes import build_scheduler
 from training import Training
@@ -65,62 +62,36 @@ def trained(way: str, seed: int, options: argparse.Namespace, corpus: Corpus) ->
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "float32", cache_enabled=False):
         run.run(settings.steps, None, 0, quiet=True)
     vectors = torch.cat([p.detach().float().flatten() for p in run.model.parameters() if p.ndim == 1])
-    return {
-        "way": way,
-        "seed": seed,
-        "held_out_loss": run.record.held_out_loss[-1],
-        "curve": [*zip(run.record.held_out_step, run.record.held_out_loss, strict=True)],
-        "norms_at_one": (vectors == 1).float().mean().item(),
-        "load": load_average(),
-    }
+    return {"loss": run.record.held_out_loss[-1], "norms_at_one": (vectors == 1).float().mean().item()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains all ways with all seeds; 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.command(__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options, options.model = parser.parse_known_args(arguments)
     corpus = load_corpus(int(4e6))
-    runs = []
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
     for seed in options.seeds:
-        for way in options.ways:
-            runs.append(trained(way, seed, options, corpus))
-            print(
-                "{way:29s} seed {seed} loss {held_out_loss:.4f} norms {norms_at_one:.2f}".format(**runs[-1])
-            )
-            sys.stdout.flush()
-    losses = {way: [run["held_out_loss"] for run in runs if run["way"] == way] for way in options.ways}
+        for way, found in runs.items():
+            found.append(trained(way, seed, options, corpus))
+            print(way, seed, found[-1], file=sys.stderr)
+    losses = {way: [run["loss"] for run in found] for way, found in runs.items()}
     means = {way: statistics.fmean(values) for way, values in losses.items()}
     spread = max(losses["float32"]) - min(losses["float32"])
     met = {
         "masters": abs(means["masters"] - means["float32"]) <= spread,
         "nearest": means["nearest"] - means["float32"] > spread,
     }
-    result = {
-        "machine": machine(),
-        "steps": options.steps,
-        "lr": options.lr,
-        "model": options.model,
-        "means": means,
-        "spread": spread,
-        "met": met,
-        "runs": runs,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "bf16_weights.json").write_text(json.dumps(result, indent=1) + "\n")
-    lines = ["| weights | " + " | ".join(f"seed {seed}" for seed in options.seeds) + " | mean |"]
-    lines.append("|---" * (len(options.seeds) + 2) + "|")
-    for way, values in losses.items():
-        cells = " | ".join(f"{value:.4f}" for value in values)
-        lines.append(f"| {way} | {cells} | {means[way]:.4f} |")
-    text = "\n".join(lines)
-    (options.out / "bf16_weights.md").write_text(f"# Held-out loss with bfloat16 weights\n\n{text}\n")
+    norms = {way: statistics.fmean(run["norms_at_one"] for run in found) for way, found in runs.items()}
+    settings = {"steps": options.steps, "lr": options.lr, "model": options.model, "seeds": options.seeds}
+    result = {"machine": harness.machine(), **settings, "losses": losses, "norms_at_one": norms}
+    harness.write({**result, "means": means, "spread": spread, "met": met}, options.out, "bf16_weights")
+    rows = [[way, *(f"{value:.4f}" for value in [*losses[way], means[way]])] for way in losses]
+    print(harness.table(["weights", *(f"seed {seed}" for seed in options.seeds), "mean"], rows))
     return int(not all(met.values()))
 
 

@@ -1,7 +1,8 @@
 """Optimizers that the benchmarks race, by family, and whether each is installed.
 
 Within a family every contender does the same job at the same settings (learning rate, momentum, weight decay,
-nesterov); what differs on purpose, such as the polynomial of the orthonormalization, is named in ``note``.
+nesterov); what differs on purpose, such as the polynomial of the orthonormalization, is named in ``note``. On
+a CUDA device steps race as CUDA graphs too, and microsoft/dion with its Triton kernels.
 """
 
 from __future__ import annotations
@@ -10,28 +11,46 @@ import importlib
 import importlib.metadata
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
-from workloads import ADAMW, DION2, DION_4, DION_16, LION, MUON, NORDION2, NORMUON, Tensors
+from workloads import (
+    ADAFACTOR,
+    ADAMW,
+    ADAMW8,
+    CAME,
+    DION2,
+    DION_4,
+    DION_16,
+    GALORE,
+    GALORE_REFRESH,
+    LAMB,
+    LION,
+    MUON,
+    NORDION2,
+    NORMUON,
+    Tensors,
+    Workload,
+)
 
 Build = Callable[[Tensors], Sequence[Optimizer]]
 
 LR, WD = 1e-4, 0.01
-OURS = "oxidion"
+OURS, PEER = "oxidion", "microsoft/dion"
 #: Contenders of ours at other settings than the default.
 FAST, HALF = "oxidion.Muon fast", "oxidion.Dion bf16"
 NOT_INSTALLED = "not installed"
+#: Longest list that a peer is compiled for: its kernels are tuned for every shape, its loops unrolled.
+MOST_COMPILED = 200
 
 #: Import name of each source and the distribution that holds its version.
 SOURCES = {
     OURS: ("oxidion", "oxidion"),
     "torch": ("torch", "torch"),
-    "microsoft/dion": ("dion", ""),
+    PEER: ("dion", ""),
     "pytorch_optimizer": ("pytorch_optimizer", "pytorch_optimizer"),
     "lion_pytorch": ("lion_pytorch", "lion-pytorch"),
     "came-pytorch": ("came_pytorch", "came-pytorch"),
@@ -50,7 +69,7 @@ class Contender:
         source: Key of `SOURCES`.
         family: The family it belongs to.
         build: Makes its optimizers for a parameter list; all of them are stepped in order.
-        note: What sets it apart within its family.
+        note: Difference from the others of its family.
         compiled: Whether the source's own ``torch.compile`` decorators act; otherwise they are run eagerly.
         max_tensors: Longest parameter list it is run on.
     """
@@ -79,209 +98,256 @@ def _version(module_name: str, distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution or module_name)
     except importlib.metadata.PackageNotFoundError:
-        return _checkout(Path(str(module.__file__)).parent) or str(
-            getattr(module, "__version__", "unknown version")
+        command = ["git", "-C", str(Path(str(module.__file__)).parent), "describe", "--always", "--dirty"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        unknown = str(getattr(module, "__version__", "unknown version"))
+        return f"commit {answer.stdout.strip()}" if answer.returncode == 0 else unknown
+
+
+def missing(version: str) -> bool:
+    """Whether the version of a source says that there is none."""
+    return version == NOT_INSTALLED or version.startswith("import failed")
+
+
+def absent(entry: Contender, version: str, workload: Workload) -> str:
+    """Reason for which a contender does not run on a list on any device, empty where it does."""
+    if missing(version):
+        return version
+    if len(workload.matrices) + len(workload.others) > entry.max_tensors:
+        return f"not run: more than {entry.max_tensors} tensors"
+    return ""
+
+
+def _class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _groups(tensors: Tensors, others: dict[str, Any], **of_matrices: Any) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [{"params": tensors.matrices, **of_matrices}] if tensors.matrices else []
+    return [*groups, {"params": tensors.others, **others}] if tensors.others else groups
+
+
+def of_class(module: str, name: str, **settings: Any) -> Build:
+    """A class for matrices, with the other parameters in a group for AdamW."""
+    return lambda tensors: [
+        _class(module, name)(_groups(tensors, {"algorithm": "adamw"}), lr=LR, weight_decay=WD, **settings)
+    ]
+
+
+def flat(module: str, name: str, **settings: Any) -> Build:
+    """All parameters in one group of a class."""
+    return lambda tensors: [_class(module, name)(tensors.everything, lr=LR, weight_decay=WD, **settings)]
+
+
+def as_graph(module: str, build: Build) -> Build:
+    """A contender's optimizers in the ``CudaGraphOptimizer`` of a module: the second step is captured."""
+    return lambda tensors: [
+        _class(module, "CudaGraphOptimizer")(optimizer, warmup_steps=1) for optimizer in build(tensors)
+    ]
+
+
+def _two(matrices: tuple[str, str], others: tuple[str, str], settings: dict[str, Any], **more: Any) -> Build:
+    """A class for matrices and another one for the rest; ``more`` goes to the last."""
+
+    def build(tensors: Tensors) -> list[Optimizer]:
+        made = [_class(*matrices)(tensors.matrices, lr=LR, weight_decay=WD, nesterov=True, **settings)]
+        own = {"lr": LR, "weight_decay": WD, **more}
+        return [*made, _class(*others)(tensors.others, **own)] if tensors.others else made
+
+    return build
+
+
+def _po_muon(tensors: Tensors) -> list[Optimizer]:
+    common = {"lr": LR, "weight_decay": WD}
+    others = {"use_muon": False, **common}
+    return [_class("pytorch_optimizer", "Muon")(_groups(tensors, others, use_muon=True, **common))]
+
+
+def _scalar(algorithm: str) -> Build:
+    """An element-wise algorithm of microsoft/dion, which it has as a group of its classes for matrices."""
+    return lambda tensors: [
+        _class("dion", "Muon")(
+            [{"params": tensors.everything, "algorithm": algorithm}], lr=LR, weight_decay=WD
         )
+    ]
 
 
-def _checkout(folder: Path) -> str:
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"commit {answer.stdout.strip()}" if answer.returncode == 0 else ""
+def _galore(module: str, gap: int, **settings: Any) -> Build:
+    keys = {"rank": 128, "update_proj_gap": gap, "scale": 0.25, "proj_type": "std"}
+    return lambda tensors: [
+        _class(module, "GaLoreAdamW")(_groups(tensors, {}, **keys), lr=LR, weight_decay=WD, **settings)
+    ]
 
 
-def contenders(family: str, *, compiled: bool) -> list[Contender]:
-    """Contenders of a family, ours first; compiled ones only when asked: they take minutes to compile."""
-    from memory_contenders import TABLE
-
-    table: dict[str, Callable[[], list[Contender]]] = {
-        MUON: _muon,
-        DION_4: lambda: _dion(DION_4, 1 / 4),
-        DION_16: lambda: _dion(DION_16, 1 / 16),
-        NORMUON: lambda: relative(NORMUON, "NorMuon"),
-        DION2: lambda: relative(DION2, "Dion2", fraction=1 / 4),
-        NORDION2: lambda: relative(NORDION2, "NorDion2", fraction=1 / 4),
-        ADAMW: _adamw,
-        LION: _lion,
-        **TABLE,
-    }
-    return [entry for entry in table[family]() if compiled or not entry.compiled]
-
-
-def _groups(tensors: Tensors, **matrix_settings: Any) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = (
-        [{"params": tensors.matrices, **matrix_settings}] if tensors.matrices else []
-    )
-    if tensors.others:
-        groups.append({"params": tensors.others, "algorithm": "adamw"})
-    return groups
+def relative(family: str, name: str, note: str = "", **settings: Any) -> list[Contender]:
+    """A class of ours and the one of the same name in microsoft/dion."""
+    theirs = of_class("dion", name, **settings)
+    return [
+        Contender(f"oxidion.{name}", OURS, family, of_class(OURS, name, **settings)),
+        Contender(f"dion.{name} eager", PEER, family, theirs, note),
+        Contender(f"dion.{name} compiled", PEER, family, theirs, note, True, MOST_COMPILED),
+    ]
 
 
 def _muon() -> list[Contender]:
-    def ours(**settings: Any) -> Build:
-        def build(tensors: Tensors) -> list[Optimizer]:
-            import oxidion
-
-            return [oxidion.Muon(_groups(tensors), lr=LR, weight_decay=WD, nesterov=True, **settings)]
-
-        return build
-
-    def torch_muon(tensors: Tensors) -> list[Optimizer]:
-        made: list[Optimizer] = [torch.optim.Muon(tensors.matrices, lr=LR, weight_decay=WD, nesterov=True)]
-        if tensors.others:
-            made.append(torch.optim.AdamW(tensors.others, lr=LR, weight_decay=WD, fused=True))
-        return made
-
-    def dion_muon(tensors: Tensors) -> list[Optimizer]:
-        import dion
-
-        return [dion.Muon(_groups(tensors), lr=LR, weight_decay=WD, nesterov=True)]
-
-    def po_muon(tensors: Tensors) -> list[Optimizer]:
-        import pytorch_optimizer
-
-        groups: list[dict[str, Any]] = [
-            {"params": tensors.matrices, "use_muon": True, "lr": LR, "weight_decay": WD}
-        ]
-        if tensors.others:
-            groups.append({"params": tensors.others, "use_muon": False, "lr": LR, "weight_decay": WD})
-        return [pytorch_optimizer.Muon(groups)]
-
-    def heavyball_muon(tensors: Tensors) -> list[Optimizer]:
-        import heavyball
-
-        settings = {"lr": LR, "weight_decay": WD, "consume_grad": False}
-        made: list[Optimizer] = [heavyball.Muon(tensors.matrices, nesterov=True, **settings)]
-        return [*made, heavyball.AdamW(tensors.others, **settings)] if tensors.others else made
-
     polar = "Polar Express, 5 iterations, bfloat16 eager rounding"
+    ours, *theirs = relative(MUON, "Muon", polar, nesterov=True)
+    fast = of_class(OURS, "Muon", nesterov=True, orth_preset="fast")
+    torchs = _two(("torch.optim", "Muon"), ("torch.optim", "AdamW"), {}, fused=True)
+    kept = {"consume_grad": False}
+    ball = _two(("heavyball", "Muon"), ("heavyball", "AdamW"), kept, **kept)
+    po, five = "pytorch_optimizer", "fixed quintic, 5 iterations"
+    others = "five different quintics, bfloat16"
     return [
-        Contender("oxidion.Muon", OURS, MUON, ours(), "exact-5: Polar Express, 5 iterations"),
-        Contender(FAST, OURS, MUON, ours(orth_preset="fast"), "fast-4: Schatten-8 norm, 4 iterations"),
-        Contender("torch.optim.Muon", "torch", MUON, torch_muon, "fixed quintic, 5 iterations, bfloat16"),
-        Contender("dion.Muon eager", "microsoft/dion", MUON, dion_muon, polar),
-        Contender(
-            "dion.Muon compiled", "microsoft/dion", MUON, dion_muon, polar, compiled=True, max_tensors=200
-        ),
-        Contender(
-            "pytorch_optimizer.Muon",
-            "pytorch_optimizer",
-            MUON,
-            po_muon,
-            "fixed quintic, 5 iterations",
-            max_tensors=50,
-        ),
-        Contender(
-            "heavyball.Muon compiled",
-            "heavyball",
-            MUON,
-            heavyball_muon,
-            "five different quintics, bfloat16",
-            compiled=True,
-            max_tensors=10,
-        ),
+        replace(ours, note="exact-5: Polar Express, 5 iterations"),
+        Contender(FAST, OURS, MUON, fast, "fast-4: Schatten-8 norm, 4 iterations"),
+        Contender("torch.optim.Muon", "torch", MUON, torchs, f"{five}, bfloat16"),
+        *theirs,
+        Contender("pytorch_optimizer.Muon", po, MUON, _po_muon, five, max_tensors=50),
+        Contender("heavyball.Muon compiled", "heavyball", MUON, ball, others, True, 10),
     ]
 
 
 def _dion(family: str, fraction: float) -> list[Contender]:
-    def ours(**settings: Any) -> Build:
-        def build(tensors: Tensors) -> list[Optimizer]:
-            import oxidion
-
-            return [
-                oxidion.Dion(_groups(tensors), lr=LR, weight_decay=WD, rank_fraction=fraction, **settings)
-            ]
-
-        return build
-
-    def peer(tensors: Tensors) -> list[Optimizer]:
-        import dion
-
-        return [dion.Dion(_groups(tensors), lr=LR, weight_decay=WD, rank_fraction=fraction)]
-
-    return [
-        Contender("oxidion.Dion", OURS, family, ours()),
-        Contender(HALF, OURS, family, ours(orth_dtype="bfloat16"), "products in bfloat16"),
-        Contender("dion.Dion eager", "microsoft/dion", family, peer),
-        Contender("dion.Dion compiled", "microsoft/dion", family, peer, compiled=True, max_tensors=200),
-    ]
-
-
-def relative(family: str, name: str, **settings: Any) -> list[Contender]:
-    """A class of ours and the one of the same name in microsoft/dion."""
-    ours, theirs = (of_class(package, name, **settings) for package in ("oxidion", "dion"))
-    return [
-        Contender(f"oxidion.{name}", OURS, family, ours),
-        Contender(f"dion.{name} eager", "microsoft/dion", family, theirs),
-        Contender(f"dion.{name} compiled", "microsoft/dion", family, theirs, compiled=True, max_tensors=200),
-    ]
-
-
-def of_class(package: str, name: str, **settings: Any) -> Build:
-    """A class for matrices, with the other parameters in a group for AdamW."""
-
-    def build(tensors: Tensors) -> list[Optimizer]:
-        cls = getattr(importlib.import_module(package), name)
-        return [cls(_groups(tensors), lr=LR, weight_decay=WD, **settings)]
-
-    return build
+    ours, *theirs = relative(family, "Dion", rank_fraction=fraction)
+    half = of_class(OURS, "Dion", rank_fraction=fraction, orth_dtype="bfloat16")
+    return [ours, Contender(HALF, OURS, family, half, "products in bfloat16"), *theirs]
 
 
 def _adamw() -> list[Contender]:
-    def ours(tensors: Tensors) -> list[Optimizer]:
-        import oxidion
-
-        return [oxidion.AdamW(tensors.everything, lr=LR, weight_decay=WD)]
-
-    def torch_adamw(**implementation: bool) -> Build:
-        return lambda tensors: [
-            torch.optim.AdamW(tensors.everything, lr=LR, weight_decay=WD, **implementation)
-        ]
+    def of_torch(name: str, note: str = "", **how: bool) -> Contender:
+        build = flat("torch.optim", "AdamW", **how)
+        return Contender(f"torch.optim.AdamW {name}", "torch", ADAMW, build, note)
 
     return [
-        Contender("oxidion.AdamW", OURS, ADAMW, ours),
-        Contender("torch.optim.AdamW fused", "torch", ADAMW, torch_adamw(fused=True)),
-        Contender("torch.optim.AdamW foreach", "torch", ADAMW, torch_adamw(foreach=True)),
-        Contender("torch.optim.AdamW default", "torch", ADAMW, torch_adamw(), "for-loop on CPU"),
-        Contender("dion adamw group eager", "microsoft/dion", ADAMW, _dion_scalar("adamw")),
+        Contender("oxidion.AdamW", OURS, ADAMW, flat(OURS, "AdamW")),
+        of_torch("fused", fused=True),
+        of_torch("foreach", foreach=True),
+        of_torch("default", "for-loop on CPU"),
+        Contender("dion adamw group eager", PEER, ADAMW, _scalar("adamw")),
     ]
 
 
 def _lion() -> list[Contender]:
-    def ours(tensors: Tensors) -> list[Optimizer]:
-        import oxidion
-
-        return [oxidion.Lion(tensors.everything, lr=LR, weight_decay=WD)]
-
-    def lion_pytorch(tensors: Tensors) -> list[Optimizer]:
-        import lion_pytorch
-
-        return [lion_pytorch.Lion(tensors.everything, lr=LR, weight_decay=WD)]
-
-    def po_lion(tensors: Tensors) -> list[Optimizer]:
-        import pytorch_optimizer
-
-        return [pytorch_optimizer.Lion(tensors.everything, lr=LR, weight_decay=WD)]
-
-    def fused_adamw(tensors: Tensors) -> list[Optimizer]:
-        return [torch.optim.AdamW(tensors.everything, lr=LR, weight_decay=WD, fused=True)]
-
+    fused = flat("torch.optim", "AdamW", fused=True)
+    other, po = "another algorithm: torch has no Lion", "pytorch_optimizer"
     return [
-        Contender("oxidion.Lion", OURS, LION, ours),
-        Contender(
-            "torch.optim.AdamW fused", "torch", LION, fused_adamw, "another algorithm: torch has no Lion"
-        ),
-        Contender("lion_pytorch.Lion", "lion_pytorch", LION, lion_pytorch),
-        Contender("pytorch_optimizer.Lion", "pytorch_optimizer", LION, po_lion),
-        Contender("dion lion group eager", "microsoft/dion", LION, _dion_scalar("lion")),
+        Contender("oxidion.Lion", OURS, LION, flat(OURS, "Lion")),
+        Contender("torch.optim.AdamW fused", "torch", LION, fused, other),
+        Contender("lion_pytorch.Lion", "lion_pytorch", LION, flat("lion_pytorch", "Lion")),
+        Contender("pytorch_optimizer.Lion", po, LION, flat(po, "Lion")),
+        Contender("dion lion group eager", PEER, LION, _scalar("lion")),
     ]
 
 
-def _dion_scalar(algorithm: str) -> Build:
-    def build(tensors: Tensors) -> list[Optimizer]:
-        import dion
+def _lamb() -> list[Contender]:
+    po, theirs = "pytorch_optimizer", "norm of the weight at most 10, decay outside the ratio"
+    return [
+        Contender("oxidion.Lamb", OURS, LAMB, flat(OURS, "Lamb")),
+        Contender("pytorch_optimizer.Lamb", po, LAMB, flat(po, "Lamb"), theirs),
+    ]
 
-        group = {"params": tensors.everything, "algorithm": algorithm}
-        return [dion.Muon([group], lr=LR, weight_decay=WD)]
 
-    return build
+def _adafactor() -> list[Contender]:
+    other = "eps bounds the mean of the row factor"
+    plain, foreach = (flat("torch.optim", "Adafactor", **how) for how in ({}, {"foreach": True}))
+    return [
+        Contender("oxidion.Adafactor", OURS, ADAFACTOR, flat(OURS, "Adafactor", relative_step=False)),
+        Contender("torch.optim.Adafactor default", "torch", ADAFACTOR, plain, other),
+        Contender("torch.optim.Adafactor foreach", "torch", ADAFACTOR, foreach, other),
+    ]
+
+
+def _came() -> list[Contender]:
+    return [
+        Contender("oxidion.CAME", OURS, CAME, flat(OURS, "CAME")),
+        Contender("came_pytorch.CAME", "came-pytorch", CAME, flat("came_pytorch", "CAME")),
+        Contender("pytorch_optimizer.CAME", "pytorch_optimizer", CAME, flat("pytorch_optimizer", "CAME")),
+    ]
+
+
+def _adamw8() -> list[Contender]:
+    theirs = flat("torchao.optim", "AdamW8bit")
+    return [
+        Contender("oxidion.AdamW 8-bit", OURS, ADAMW8, flat(OURS, "AdamW", state_bits=8)),
+        Contender("oxidion.AdamW 32-bit", OURS, ADAMW8, flat(OURS, "AdamW"), "states in float32"),
+        Contender("torchao AdamW8bit eager", "torchao", ADAMW8, theirs, max_tensors=MOST_COMPILED),
+        Contender("torchao AdamW8bit compiled", "torchao", ADAMW8, theirs, "", True, MOST_COMPILED),
+    ]
+
+
+def _low_rank(family: str, gap: int) -> list[Contender]:
+    """GaLore of rank 128 whose projections are computed every ``gap`` steps."""
+    gram, exact, random = (_galore(OURS, gap, svd=svd) for svd in ("gram", "exact", "random"))
+    theirs, whole = _galore("galore_torch", gap, eps=1e-8, no_deprecation_warning=True), "a whole SVD"
+    return [
+        Contender("oxidion.GaLoreAdamW gram", OURS, family, gram),
+        Contender("oxidion.GaLoreAdamW exact", OURS, family, exact, whole, max_tensors=10),
+        Contender("oxidion.GaLoreAdamW random", OURS, family, random, "of a sketch"),
+        Contender("galore_torch.GaLoreAdamW", "galore-torch", family, theirs),
+    ]
+
+
+FAMILIES: dict[str, Callable[[], list[Contender]]] = {
+    MUON: _muon,
+    DION_4: lambda: _dion(DION_4, 1 / 4),
+    DION_16: lambda: _dion(DION_16, 1 / 16),
+    NORMUON: lambda: relative(NORMUON, "NorMuon"),
+    DION2: lambda: relative(DION2, "Dion2", fraction=1 / 4),
+    NORDION2: lambda: relative(NORDION2, "NorDion2", fraction=1 / 4),
+    ADAMW: _adamw,
+    LION: _lion,
+    LAMB: _lamb,
+    ADAFACTOR: _adafactor,
+    CAME: _came,
+    ADAMW8: _adamw8,
+    GALORE: lambda: _low_rank(GALORE, 1_000_000),
+    GALORE_REFRESH: lambda: _low_rank(GALORE_REFRESH, 1),
+}
+"""The contenders of every family, ours first."""
+GRAPHS = (MUON, NORMUON, DION_4, DION_16, DION2, NORDION2, ADAMW, LION)
+"""Families whose default contender of ours is run as a graph too."""
+TRITON: dict[str, tuple[str, dict[str, Any]]] = {
+    MUON: ("Muon", {"nesterov": True}),
+    NORMUON: ("NorMuon", {}),
+    DION2: ("Dion2", {"fraction": 1 / 4}),
+    NORDION2: ("NorDion2", {"fraction": 1 / 4}),
+}
+"""Classes of microsoft/dion that have Triton kernels, and their settings in addition to rate and decay."""
+
+
+def contenders(family: str, *, compiled: bool, device: str = "cpu") -> list[Contender]:
+    """Contenders of a family on a kind of device, ours first.
+
+    Compiled ones only come when they are asked for: they take minutes to compile.
+    """
+    found = FAMILIES[family]()
+    if device == "cuda":
+        found = sorted([*found, *_of_devices(family, found[0])], key=lambda entry: entry.source != OURS)
+    return [entry for entry in found if compiled or not entry.compiled]
+
+
+def _of_devices(family: str, ours: Contender) -> list[Contender]:
+    made = []
+    if family in GRAPHS:
+        graph = as_graph("oxidion.graph", ours.build)
+        made.append(replace(ours, name=f"{ours.name} graph", build=graph, note="replays of a CUDA graph"))
+    if family not in TRITON:
+        return made
+    name, settings = TRITON[family]
+
+    def peer(label: str, note: str, build: Build, *more: Any) -> Contender:
+        return Contender(f"dion.{name} {label}", PEER, family, build, note, *more)
+
+    plain, triton = (of_class("dion", name, **own, **settings) for own in ({}, {"use_triton": True}))
+    theirs, kernels = "replays of a CUDA graph of microsoft/dion", "its Triton kernels"
+    made += [
+        peer("graph", theirs, as_graph("dion.cuda_graph", plain)),
+        peer("triton eager", kernels, triton),
+        peer("triton graph", theirs, as_graph("dion.cuda_graph", triton)),
+        peer("triton compiled", kernels, triton, True, MOST_COMPILED),
+    ]
+    if family == MUON:
+        gram = of_class("dion", name, use_gram_newton_schulz=True, **settings)
+        made.append(peer("gram eager", "Gram form, kernels of gram-newton-schulz", gram))
+    return made

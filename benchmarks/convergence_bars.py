@@ -13,41 +13,33 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import between
+from convergence_report import by_rate
+from harness import RESULTS, between, table
 
-RESULTS = Path(__file__).resolve().parent / "results"
-BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
 LEVEL = 0.02
 """Smaller differences of losses are no results: seeds differ by so much."""
 
 
 class Curves:
-    """The runs of one result, by optimizer and learning rate."""
+    """The summary of one result: losses at the end by optimizer and rate, and curves at the best rate."""
 
-    def __init__(self, runs: list[dict[str, Any]]) -> None:
-        self._runs = runs
+    def __init__(self, kept: dict[str, Any]) -> None:
+        self.kept = kept
 
     @classmethod
     def read(cls, name: str) -> Curves:
-        """Those of a file of results."""
-        return cls(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"])
+        """That of a file of results."""
+        return cls(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
     def by_rate(self, optimizer: str) -> dict[float, float]:
         """Mean loss at the end of each learning rate."""
-        found: dict[float, list[float]] = {}
-        for run in self._runs:
-            if run["optimizer"] == optimizer:
-                found.setdefault(run["lr"], []).append(run["final_held_out_loss"])
-        if not found:
-            raise KeyError(optimizer)
-        return {rate: statistics.fmean(losses) for rate, losses in sorted(found.items())}
+        return by_rate(self.kept, optimizer)
 
     def best(self, optimizer: str) -> float:
         """The smallest of these."""
@@ -59,7 +51,7 @@ class Curves:
         return 0 < losses.index(min(losses)) < len(losses) - 1
 
     def span(self, optimizer: str, factor: float) -> float:
-        """The least span of losses over rates whose last is so many times the first."""
+        """The least span of losses over rates whose last is ``factor`` times the first."""
         rates = self.by_rate(optimizer)
         spans = []
         for first in rates:
@@ -68,18 +60,17 @@ class Curves:
                 spans.append(max(inside) - min(inside))
         return min(spans)
 
-    def mean_at(self, optimizer: str, step: int, key: str) -> float:
-        """Mean over seeds of a curve at a step."""
-        own = [run["curve"] for run in self._runs if run["optimizer"] == optimizer]
-        return statistics.fmean(curve[key][curve["held_out_step"].index(step)] for curve in own)
+    def lead(self, optimizer: str, step: int) -> float:
+        """How far the average of the weights is ahead of the last ones at a step."""
+        curve = self.kept["curves"][optimizer]
+        last, mean = (curve[key][curve["step"].index(step)] for key in ("last_weights", "mean"))
+        return float(last - mean)
 
-    def reaches(self, optimizer: str, rate: float, loss: float) -> int:
+    def reaches(self, optimizer: str, loss: float) -> int:
         """The first evaluation at which the mean curve is at or below a loss."""
-        own = [r["curve"] for r in self._runs if (r["optimizer"], r["lr"]) == (optimizer, rate)]
-        for at, step in enumerate(own[0]["held_out_step"]):
-            if statistics.fmean(curve["held_out_loss"][at] for curve in own) <= loss:
-                return int(step)
-        return sys.maxsize
+        curve = self.kept["curves"][optimizer]
+        points = zip(curve["step"], curve["mean"], strict=True)
+        return next((step for step, mean in points if mean <= loss), sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -124,7 +115,7 @@ def in_order(first: Curves) -> tuple[str, bool]:
 
 def sooner(first: Curves) -> tuple[str, bool]:
     """Muon is at AdamW's loss after five eighths of the steps."""
-    step = first.reaches("muon", 0.02, first.best("adamw"))
+    step = first.reaches("muon", first.best("adamw"))
     return f"step {step} of 400", step <= 250
 
 
@@ -181,19 +172,13 @@ def flatter(start: Curves, first: Curves) -> tuple[str, bool]:
 
 def average_leads(averages: Curves) -> tuple[str, bool]:
     """The average of the weights is ahead before the rate falls."""
-    leads = []
-    for name in ("muon_ema", "adamw_ema"):
-        last, mean = (averages.mean_at(name, 240, key) for key in ("last_weights_loss", "held_out_loss"))
-        leads.append(last - mean)
+    leads = [averages.lead(name, 240) for name in ("muon_ema", "adamw_ema")]
     return _listed(leads), min(leads) >= 0.05
 
 
 def average_ends_level(averages: Curves) -> tuple[str, bool]:
     """The average of the weights is level with them at the end."""
-    leads = []
-    for name in ("muon_ema", "adamw_ema"):
-        last, mean = (averages.mean_at(name, 400, key) for key in ("last_weights_loss", "held_out_loss"))
-        leads.append(last - mean)
+    leads = [averages.lead(name, 400) for name in ("muon_ema", "adamw_ema")]
     return _listed(leads), max(map(abs, leads)) <= 0.01
 
 
@@ -243,23 +228,19 @@ def verdicts(bars: tuple[Bar, ...] = BARS) -> list[tuple[Bar, str, bool]]:
 
 def markdown(judged: list[tuple[Bar, str, bool]]) -> str:
     """The table of the page."""
-    lines = ["| expected | found | holds |", "|---|---|---|"]
-    lines += [
-        f"| {bar.text} | {figures} | {'yes' if holds else '**no**'} |" for bar, figures, holds in judged
-    ]
-    return "\n".join(lines) + "\n"
+    rows = ([bar.text, figures, "yes" if holds else "**no**"] for bar, figures, holds in judged)
+    return table(["expected", "found", "holds"], rows)
 
 
 def main() -> int:
     """Runs the command line; 1 where an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--page", type=Path, help="page whose table is written anew")
+    parser.add_argument("--page", type=Path, help="page whose table is rewritten")
     page = parser.parse_args().page
     judged = verdicts()
-    table = markdown(judged)
-    print(table, end="")
+    print(markdown(judged))
     if page is not None:
-        text = between(page.read_text(encoding="utf-8"), (BEGIN, END), table)
+        text = between(page.read_text(encoding="utf-8"), "bars", markdown(judged))
         page.write_text(text, encoding="utf-8")
     return int(any(holds == bar.is_open for bar, _, holds in judged))
 

@@ -1,24 +1,35 @@
-"""Table, pages and plot from the result of `convergence.py`."""
+"""Summary, table, page and plot from the runs of `convergence.py`."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import table
+
 BASELINE = "adamw"
-BEGIN, END = "<!-- convergence: begin -->", "<!-- convergence: end -->"
 
 Run = dict[str, Any]
 
 
-def final_loss(run: Run) -> float:
-    """The held-out loss at the end of a run, infinite where it diverged."""
-    loss = run["final_held_out_loss"]
-    return math.inf if loss is None else float(loss)
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without its runs.
+
+    It has ``losses`` at the end by optimizer, learning rate and seed, ``curves`` of held-out losses at the
+    best learning rate of each optimizer, of its average and last weights where it has one, and the ``table``.
+    """
+    losses: dict[str, dict[str, dict[str, float | None]]] = {}
+    for run in result["runs"]:
+        of_rate = losses.setdefault(run["optimizer"], {}).setdefault(repr(run["lr"]), {})
+        of_rate[str(run["seed"])] = run["final_held_out_loss"]
+    curves = {name: _curve(best(result, name)) for name in result["plan"]["learning_rates"] if name in losses}
+    loads = [run["load"] for run in result["runs"]]
+    about = {key: value for key, value in result.items() if key != "runs"}
+    facts = {"load": [min(loads), max(loads)], "parameters": result["runs"][0]["parameters"]}
+    return {**about, **facts, "table": rows(result, curves), "losses": losses, "curves": curves}
 
 
 def grid(result: dict[str, Any], name: str) -> dict[float, list[Run]]:
@@ -31,78 +42,93 @@ def grid(result: dict[str, Any], name: str) -> dict[float, list[Run]]:
     return {lr: found[lr] for lr in sorted(found) if len(found[lr]) == most}
 
 
-def best(result: dict[str, Any], name: str) -> tuple[float, list[Run]] | None:
-    """The learning rate of the smallest mean loss at the end, and its runs."""
-    rates = grid(result, name)
-    if not rates:
-        return None
-    lr = min(rates, key=lambda rate: statistics.fmean(map(final_loss, rates[rate])))
-    return lr, rates[lr]
+def best(result: dict[str, Any], name: str) -> list[Run]:
+    """The runs at the learning rate of the smallest mean loss at the end."""
+    return min(grid(result, name).values(), key=lambda runs: statistics.fmean(map(_final, runs)))
 
 
-def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
-    """Steps and mean held-out loss over the runs, as far as all of them came."""
-    curves = [run["curve"]["held_out_loss"] for run in runs]
-    means = [
-        statistics.fmean(math.inf if loss is None else loss for loss in losses)
-        for losses in zip(*curves, strict=False)
-    ]
-    return runs[0]["curve"]["held_out_step"][: len(means)], means
+def _final(run: Run) -> float:
+    loss = run["final_held_out_loss"]
+    return math.inf if loss is None else float(loss)
 
 
-def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+def _curve(runs: Sequence[Run]) -> dict[str, Any]:
+    """Steps, and mean, least and largest loss over runs, as far as all of them came."""
+    columns = [*zip(*(run["curve"]["held_out_loss"] for run in runs), strict=False)]
+    columns = [column for column in columns if None not in column]
+    curve = {"step": runs[0]["curve"]["held_out_step"][: len(columns)]}
+    for name, of in (("mean", statistics.fmean), ("low", min), ("high", max)):
+        curve[name] = [of(column) for column in columns]
+    if "last_weights_loss" in runs[0]["curve"]:
+        last = zip(*(run["curve"]["last_weights_loss"] for run in runs), strict=False)
+        curve["last_weights"] = [statistics.fmean(column) for column in last if None not in column]
+    return {"lr": runs[0]["lr"], **curve}
+
+
+def rows(result: dict[str, Any], curves: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for every optimizer that has runs, the smallest loss first; infinite losses are None."""
-    base = best(result, BASELINE)
-    goal = None if base is None else statistics.fmean(map(final_loss, base[1]))
-    table = []
-    for name in result["plan"]["learning_rates"]:
-        chosen = best(result, name)
-        if chosen is None:
-            continue
-        lr, runs = chosen
-        losses = [final_loss(run) for run in runs]
-        steps, means = mean_curve(runs)
-        reached = None
-        if goal is not None and name != BASELINE:
-            reached = next((s for s, m in zip(steps, means, strict=True) if m <= goal), None)
-        rates = list(grid(result, name))
+    goal = statistics.fmean(map(_final, best(result, BASELINE))) if BASELINE in curves else -math.inf
+    found = []
+    for name, curve in curves.items():
+        runs, rates = best(result, name), grid(result, name)
+        ends = [_final(run) for run in runs]
+        points = zip(curve["step"], curve["mean"], strict=True) if name != BASELINE else ()
         # The learning rate does not change the speed, other work on the machine does.
-        every = [run for same in grid(result, name).values() for run in same]
+        every = [run for same in rates.values() for run in same]
         whole = [run for run in every if run["final_held_out_loss"] is not None]
         fastest = max(whole or every, key=lambda run: float(run["tokens_per_second"]))
-        table.append(
-            {
-                "optimizer": name,
-                "lr": lr,
-                "lr_at_edge_of_grid": lr in (rates[0], rates[-1]),
-                "scalar_lr": runs[0]["scalar_lr"],
-                "seeds": len(runs),
-                "mean_loss": _finite(statistics.fmean(losses)),
-                "smallest_loss": _finite(min(losses)),
-                "largest_loss": _finite(max(losses)),
-                "steps_to_adamw_loss": reached,
-                "tokens_per_second": fastest["tokens_per_second"],
-                "optimizer_step_share": fastest["optimizer_step_share"],
-            }
-        )
-    return sorted(table, key=lambda row: math.inf if row["mean_loss"] is None else row["mean_loss"])
+        figures = {"mean_loss": statistics.fmean(ends), "smallest_loss": min(ends), "largest_loss": max(ends)}
+        row = {"optimizer": name, "lr": curve["lr"], "seeds": len(runs)}
+        row["lr_at_edge_of_grid"] = curve["lr"] in (min(rates), max(rates))
+        row |= {key: loss if math.isfinite(loss) else None for key, loss in figures.items()}
+        row["steps_to_adamw_loss"] = next((step for step, loss in points if loss <= goal), None)
+        found.append({**row, **{key: fastest[key] for key in ("tokens_per_second", "optimizer_step_share")}})
+    return sorted(found, key=lambda row: math.inf if row["mean_loss"] is None else row["mean_loss"])
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def by_rate(kept: dict[str, Any], name: str) -> dict[float, float]:
+    """Mean loss at the end of each learning rate of an optimizer, infinite where a run diverged."""
+    rates = {float(lr): [*seeds.values()] for lr, seeds in kept["losses"][name].items()}
+    return {lr: math.inf if None in rates[lr] else statistics.fmean(rates[lr]) for lr in sorted(rates)}
 
 
-def how(result: dict[str, Any]) -> str:
+def markdown(kept: dict[str, Any]) -> str:
+    """A summary as Markdown: what was run, the table, and the losses by learning rate."""
+    head = ["optimizer", "learning rate", "seeds", "held-out loss, mean [min, max]", "steps to AdamW's loss"]
+    cells = table([*head, "tokens/s", "optimizer's share"], map(_cells, kept["table"]))
+    lines = []
+    for name, rates in kept["losses"].items():
+        most = max(map(len, rates.values()))
+        means = {lr: mean for lr, mean in by_rate(kept, name).items() if len(rates[repr(lr)]) == most}
+        texts = [
+            f"{lr:g}: " + (f"{mean:.4f}" if mean < math.inf else "diverged") for lr, mean in means.items()
+        ]
+        lines.append((name, f"- {name}: {', '.join(texts)}"))
+    order = [*kept["plan"]["learning_rates"]]
+    swept = "\n".join(line for _, line in sorted(lines, key=lambda pair: order.index(pair[0])))
+    return "\n\n".join([_about(kept), cells, "Mean held-out loss by learning rate:", swept]) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    loss, steps = "diverged", row["steps_to_adamw_loss"]
+    if row["mean_loss"] is not None:
+        loss = f"{row['mean_loss']:.4f} [{row['smallest_loss']:.4f}, {row['largest_loss']:.4f}]"
+    reached = "" if row["optimizer"] == BASELINE else "not reached" if steps is None else f"{steps}"
+    lr = f"{row['lr']:g}" + (" (edge of its grid)" if row["lr_at_edge_of_grid"] else "")
+    speed = [f"{row['tokens_per_second']:.0f}", f"{row['optimizer_step_share']:.1%}"]
+    return [row["optimizer"], lr, str(row["seeds"]), loss, reached, *speed]
+
+
+def _about(kept: dict[str, Any]) -> str:
     """A paragraph: the machine, the versions, the model and what the runs have in common."""
-    machine, settings, plan = result["machine"], result["settings"], result["plan"]
-    loads = [run["load"] for run in result["runs"]]
+    machine, settings, plan = kept["machine"], kept["settings"], kept["plan"]
     tokens = settings["batch_size"] * settings["seq_len"]
     rates = sorted({len(values) for values in plan["learning_rates"].values()})
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in kept["versions"].items())
     text = (
-        f"{machine['cpu']}, {machine['cores']} cores, {result['threads']} threads, {versions}, "
-        f"{machine['date'][:10]}; one-minute load {min(loads):.1f} to {max(loads):.1f}. "
-        f"A GPT of {result['runs'][0]['parameters'] / 1e6:.2f} million parameters ("
+        f"{machine['cpu']}, {machine['cores']} cores, {kept['threads']} threads, {versions}, "
+        f"{machine['date'][:10]}; one-minute load {kept['load'][0]:.1f} to {kept['load'][1]:.1f}. "
+        f"A GPT of {kept['parameters'] / 1e6:.2f} million parameters ("
         f"{settings['layers']} layers of width {settings['dim']}, {settings['heads']} heads, "
         f"{settings['dtype']}) on bytes; "
         f"{settings['steps']} steps of {settings['batch_size']} x {settings['seq_len']} = {tokens} tokens, "
@@ -114,73 +140,10 @@ def how(result: dict[str, Any]) -> str:
     )
     if settings.get("initial_scale", 1.0) != 1.0:
         text += f" The matrices of the blocks start {settings['initial_scale']:g} times as large."
-    if plan["missing"]:
-        text += f" Not in this version of the package: {', '.join(plan['missing'])}."
-    return text + "\n"
+    return text
 
 
-def table(result: dict[str, Any]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| optimizer | learning rate | seeds | held-out loss, mean [min, max] | steps to AdamW's loss "
-        "| tokens/s | optimizer's share |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows(result):
-        loss = "diverged"
-        if row["mean_loss"] is not None:
-            loss = f"{row['mean_loss']:.4f} [{row['smallest_loss']:.4f}, {row['largest_loss']:.4f}]"
-        steps = row["steps_to_adamw_loss"]
-        reached = "" if row["optimizer"] == BASELINE else "not reached" if steps is None else f"{steps}"
-        lr = f"{row['lr']:g}" + (" (edge of its grid)" if row["lr_at_edge_of_grid"] else "")
-        lines.append(
-            f"| {row['optimizer']} | {lr} | {row['seeds']} | {loss} | {reached} "
-            f"| {row['tokens_per_second']:.0f} | {row['optimizer_step_share']:.1%} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def sweep(result: dict[str, Any]) -> str:
-    """Mean loss at the end for every learning rate, as a Markdown list."""
-    lines = []
-    for name in result["plan"]["learning_rates"]:
-        means = {lr: statistics.fmean(map(final_loss, runs)) for lr, runs in grid(result, name).items()}
-        cells = [
-            f"{lr:g}: {mean:.4f}" if math.isfinite(mean) else f"{lr:g}: diverged"
-            for lr, mean in means.items()
-        ]
-        if cells:
-            lines.append(f"- {name}: {', '.join(cells)}")
-    return "\n".join(lines) + "\n"
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The whole result as Markdown."""
-    return "\n".join([how(result), table(result), "Mean held-out loss by learning rate:\n", sweep(result)])
-
-
-def has_marks(page: Path) -> bool:
-    """Whether a file is there and holds both marks in order."""
-    return page.is_file() and END in page.read_text(encoding="utf-8").partition(BEGIN)[2]
-
-
-def update_page(page: Path, result: dict[str, Any]) -> None:
-    """Puts the result between the two marks of a page."""
-    text = page.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{markdown(result)}{END}{after}", encoding="utf-8")
-
-
-def dumped(result: dict[str, Any]) -> str:
-    """The result as JSON, with a line for every run."""
-    head = json.dumps({**result, "runs": []}, indent=1, allow_nan=False)
-    lines = ",\n".join("  " + json.dumps(run, allow_nan=False) for run in result["runs"])
-    empty = '"runs": []'
-    assert head.count(empty) == 1
-    return head.replace(empty, f'"runs": [\n{lines}\n ]') + "\n"
-
-
-def plot(result: dict[str, Any], path: Path, colors: dict[str, str]) -> None:
+def plot(kept: dict[str, Any], path: Path, colors: dict[str, str]) -> None:
     """Held-out loss over steps at the best learning rate, and the final loss over learning rates."""
     import matplotlib as mpl
 
@@ -189,19 +152,15 @@ def plot(result: dict[str, Any], path: Path, colors: dict[str, str]) -> None:
 
     figure, (curves, sensitivity) = plt.subplots(1, 2, figsize=(12, 4.8), sharey=True, layout="constrained")
     lowest, highest = math.inf, -math.inf
-    for row in rows(result):
+    for row in kept["table"]:
         name = row["optimizer"]
-        chosen = best(result, name)
-        if chosen is None or row["mean_loss"] is None:
+        curve, color = kept["curves"][name], colors.get(name)
+        if row["mean_loss"] is None:
             continue
-        steps, means = mean_curve(chosen[1])
-        seeds = list(zip(*(run["curve"]["held_out_loss"] for run in chosen[1]), strict=False))
-        color = colors.get(name)
+        steps, means = curve["step"], curve["mean"]
         curves.plot(steps, means, color=color, linewidth=1.6, label=f"{name}, lr {row['lr']:g}")
-        curves.fill_between(steps, [min(s) for s in seeds], [max(s) for s in seeds], color=color, alpha=0.15)
-        rates = grid(result, name)
-        ends = {lr: statistics.fmean(map(final_loss, runs)) for lr, runs in rates.items()}
-        finite = {lr: loss for lr, loss in ends.items() if math.isfinite(loss)}
+        curves.fill_between(steps, curve["low"], curve["high"], color=color, alpha=0.15)
+        finite = {lr: loss for lr, loss in by_rate(kept, name).items() if math.isfinite(loss)}
         sensitivity.plot(list(finite), list(finite.values()), color=color, marker="o", label=name)
         lowest = min([lowest, *means, *finite.values()])
         highest = max([highest, *finite.values(), means[min(len(means) - 1, max(1, len(means) // 8))]])

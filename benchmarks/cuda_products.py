@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contenders import OURS
+from contenders import OURS, PEER, missing
 from cuda_child import LEFT_OUT, Item, Refused, Row
-from cuda_clock import Clock
 from cuda_kernels import GROUPS, MMA, SymmetricKernels, is_product, packed
-from cuda_race import EMULATED, Place, merge
-from eligible import missing
+from cuda_race import EMULATED, Clock, Place, Work, merge
 
 Size = tuple[int, int, int]
 #: Matrices, rows and columns of each. The first two decide whether the kernel by warpgroups is kept.
@@ -32,7 +30,6 @@ SMALL: tuple[Size, ...] = ((2, 96, 160),)
 #: A sample repeats the product for so long, so that the ends of a launch do not count.
 SAMPLE_SECONDS = 2e-3
 MOST_REPEATS = 200
-PEER = "microsoft/dion"
 CUBLAS = "torch (cuBLAS)"
 
 Multiply = Callable[[Tensor, Tensor], object]
@@ -90,9 +87,13 @@ def measured(shape: Size, name: str, samples: int, place: Place, folder: Path | 
     # A library may cut the sums of each tile in another way.
     if not is_product(x[:1], out[:1], is_symmetric=name.startswith(OURS)) or not _are_alike(out):
         return {"status": "wrong result"}
-    repeats = _repeats(clock, lambda: (multiply(x, out), None)[1])
-    work = partial(_repeat, multiply, x, out, repeats)
-    return {"repeats": repeats, "seconds": [clock.sample(work)[0] / repeats for _ in range(samples)]}
+    repeats = _repeats(clock, lambda: multiply(x, out))
+
+    def several() -> None:
+        for _ in range(repeats):
+            multiply(x, out)
+
+    return {"repeats": repeats, "seconds": [clock.sample(several)[0] / repeats for _ in range(samples)]}
 
 
 def _are_alike(out: Tensor) -> bool:
@@ -100,12 +101,7 @@ def _are_alike(out: Tensor) -> bool:
     return bool((out - out[:1]).abs().max() <= out[:1].abs().max() * 2.0**-7)
 
 
-def _repeat(multiply: Multiply, x: Tensor, out: Tensor, repeats: int) -> None:
-    for _ in range(repeats):
-        multiply(x, out)
-
-
-def _repeats(clock: Clock, work: Callable[[], None]) -> int:
+def _repeats(clock: Clock, work: Work) -> int:
     seconds = min(clock.sample(work)[0] for _ in range(3))
     return max(1, min(MOST_REPEATS, round(SAMPLE_SECONDS / max(seconds, 1e-9))))
 

@@ -1,4 +1,4 @@
-"""Times the steps of one contender at a time, and puts the rows of a race together.
+"""Times work on a device: rates, the steps of one contender at a time, and the rows of a race.
 
 Only one contender's states are in memory; gradients and parameters are made on the device. Ours is timed
 before and after the peers, and both medians are kept: rounds in turns would need the states of all at once.
@@ -7,6 +7,7 @@ before and after the peers, and both medians are kept: rounds in turns would nee
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,10 @@ from typing import Any
 import torch
 import torch._dynamo  # which each child would import with its first optimizer, in 2 s
 
-from contenders import LR, OURS, Contender
+from contenders import LR, OURS, Contender, absent
 from cuda_child import Item, Refused, Row
-from cuda_clock import Clock
-from cuda_quality import largest_singular_value, scale
-from eligible import absent
 from harness import Step, state_bytes, stepper
+from quality import largest_singular_value, scale
 from workloads import Tensors, Workload, gradients, make_tensors
 
 EMULATED = "emulated"
@@ -34,6 +33,85 @@ COMPILE_SECONDS = 600.0
 MAX_SINGULAR = 2
 """Shapes of a workload, the largest ones, whose singular value is taken."""
 SERIES = ("device", "host", "seconds")
+GIGA = 1e9
+Work = Callable[[], object]
+
+
+class Clock:
+    """Times a call by events on the stream, and by the host's clock until the call comes back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def synchronize(self) -> None:
+        """Waits for what was launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def sample(self, work: Work) -> tuple[float, float]:
+        """Seconds on the device and on the host."""
+        self.synchronize()
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            work()
+            spent = time.perf_counter() - start
+            return spent, spent
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        start = time.perf_counter()
+        work()
+        host = time.perf_counter() - start
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3, host
+
+
+def tflops(clock: Clock, side: int, dtype: torch.dtype, precision: str = "highest") -> float:
+    """Rate of square products by torch, in ``10^12`` operations a second; "high" takes float32 as TF32."""
+    a, before = torch.randn(side, side, device=clock.device).to(dtype), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return 2 * side**3 / best(clock, lambda: torch.mm(a, a), 0) / 1e12
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def copy_rate(clock: Clock, elements: int) -> float:
+    """Bytes a second that a copy of float32 reads and writes, in ``10^9``."""
+    source = torch.empty(elements, device=clock.device)
+    target = torch.empty_like(source)
+    return 8 * elements / best(clock, lambda: target.copy_(source), 0) / GIGA
+
+
+def launch_us(clock: Clock) -> float:
+    """Microseconds of the host for one launch by torch."""
+    one = torch.zeros(1, device=clock.device)
+    return best(clock, lambda: one.add_(1), 1) * 1e6
+
+
+def best(clock: Clock, work: Callable[[], object], which: int) -> float:
+    """Least seconds of ten, on the device (0) or on the host (1)."""
+    return min(clock.sample(work)[which] for _ in range(10))
+
+
+def ceilings(clock: Clock, *, small: bool) -> dict[str, float]:
+    """Rates that bound a step: products of matrices, a copy, the host's time for a launch."""
+    side, elements = (256, 1 << 16) if small else (8192, 1 << 28)
+    return {
+        "bfloat16_tflops": tflops(clock, side, torch.bfloat16),
+        "float32_tflops": tflops(clock, side, torch.float32),
+        "copy_gb_per_s": copy_rate(clock, elements),
+        "launch_us": launch_us(clock),
+    }
+
+
+def rates_of(found: dict[str, float]) -> dict[str, float]:
+    """Returns them as `floors.floor_seconds` takes them: operations and bytes a second, NaN if unknown."""
+    return {
+        "bfloat16": found.get("bfloat16_tflops", math.nan) * 1e12,
+        "float32": found.get("float32_tflops", math.nan) * 1e12,
+        "bytes": found.get("copy_gb_per_s", math.nan) * GIGA,
+    }
 
 
 @dataclass(frozen=True)

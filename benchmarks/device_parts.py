@@ -26,17 +26,13 @@ import torch
 import cuda_child
 import cuda_products
 import oxidion
-from contenders import OURS, Contender, contenders, of_class, relative
+from contenders import OURS, PEER, Contender, contenders, flat, of_class, relative
 from cuda_child import Item, Refused, Row
-from cuda_clock import copy_rate, launch_us, tflops
-from cuda_lists import device_lists
-from cuda_race import EMULATED, Place, Timing, items
-from memory_contenders import flat
+from cuda_race import EMULATED, Place, Timing, copy_rate, items, launch_us, tflops
 from oxidion._gpu_check.runner import age, write_json
-from workloads import ADAMW, LION, MUON, Workload
+from workloads import ADAMW, LION, MUON, Workload, device_lists
 
 TRACEBACK = 4096
-PEER = "microsoft/dion"
 LIBTORCH = {"OXIDION_CUDA": "libtorch"}
 RULE = {"OXIDION_TUNE": "0"}
 """A fixed rule chooses between kernel and cuBLAS, so that each contender uses the kernel of its name."""

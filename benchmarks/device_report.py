@@ -2,9 +2,9 @@
 
     python benchmarks/device_report.py report.json
 
-Writes ``docs/gpu-reports/<gpu>-<driver>-<date>.json``, ``benchmarks/results/<gpu>-steps.{json,md,png}``, what
-stands between markers in docs/cuda.md, and `PROVEN` in the self-check. Prints what the last report of such a
-GPU had otherwise.
+Writes ``docs/gpu-reports/<gpu>-<driver>-<date>.json``, the table between markers in docs/cuda.md, and
+`PROVEN` in the self-check. Prints the differences from the last report of such a GPU; `cuda.py --show` prints
+the races of a report.
 """
 
 from __future__ import annotations
@@ -43,76 +43,34 @@ class Target:
         return f"{value:.3g}" if isinstance(value, (int, float)) else ""
 
 
-COPY, TORCH, EAGER, COMPILED = "rate of a copy", "torch", "microsoft/dion, eager", "microsoft/dion, compiled"
-TARGETS = (
-    Target(
-        "`AdamW`, float32, 100 M elements", COPY, "1", "0.85", "elementwise", "100m float32 AdamW of copy"
-    ),
-    Target("`Lion`, float32, 100 M elements", COPY, "1", "0.85", "elementwise", "100m float32 Lion of copy"),
-    Target(
-        "`AdamW`, bfloat16, 100 M elements", COPY, "1", "0.75", "elementwise", "100m bfloat16 AdamW of copy"
-    ),
-    Target(
-        "`AdamW`, 4000 tensors, time of the host",
-        "torch, fused",
-        "-",
-        "3",
-        "elementwise",
-        "4000x3 host torch over ours",
-    ),
-    Target("`XXᵀ`, 4 of 4096 × 4096", "cuBLAS", "2.0", "1.25", "products", "4x4096x4096 cuBLAS over wgmma"),
-    Target("`XXᵀ`, 32 of 2048 × 2048", "cuBLAS", "2.0", "1.25", "products", "32x2048x2048 cuBLAS over wgmma"),
-    Target("`Muon`, 4 of 4096 × 4096", "torch.optim.Muon", "1.5", "1.2", "muon", "4096x4096 torch over best"),
-    Target(
-        "`Muon`, 3 of 4096 × 11008", "torch.optim.Muon", "2.1", "1.2", "muon", "4096x11008 torch over best"
-    ),
-    Target("`Muon`, 48 matrices of GPT-2", "torch.optim.Muon", "-", "1.2", "muon", "gpt2-48 torch over best"),
-    Target(
-        "`Muon`, GPT-2, by libtorch alone",
-        "torch.optim.Muon",
-        "-",
-        "1.0",
-        "muon",
-        "gpt2-48 torch over libtorch",
-    ),
-    Target("`Muon`, 4 of 4096 × 4096", COMPILED, "1.5", "-", "peers", "4096x4096 muon compiled over ours"),
-    Target(
-        "`Dion`, r = 1/4, float32, 4 of 4096 × 4096",
-        EAGER,
-        "-",
-        "1.5",
-        "dion",
-        "4096x4096 dion r=1/4 float32 eager over ours",
-    ),
-    Target(
-        "`Dion`, r = 1/4, TF32, 4 of 4096 × 4096",
-        EAGER,
-        "-",
-        "1.5",
-        "dion",
-        "4096x4096 dion r=1/4 TF32 eager over ours",
-    ),
-    Target(
-        "`NorMuon`, a model of a billion parameters",
-        "85.5 ms, published",
-        "-",
-        "1.0",
-        "published",
-        "NorMuon published over ours",
-    ),
-    Target(
-        "`Dion2`, 1/2, the same", "36.5 ms, published", "-", "1.0", "published", "Dion2 published over ours"
-    ),
-    Target(
-        "`NorDion2`, 1/2, the same",
-        "47.6 ms, published",
-        "-",
-        "1.0",
-        "published",
-        "NorDion2 published over ours",
-    ),
-    Target("`Muon`, four small matrices, as a graph", "the same without one", "-", "1.1", "9 Muon", "ratio"),
-)
+_ROWS = """
+`AdamW`, float32, 100 M elements | rate of a copy | 1 | 0.85 | elementwise | 100m float32 AdamW of copy
+`Lion`, float32, 100 M elements | rate of a copy | 1 | 0.85 | elementwise | 100m float32 Lion of copy
+`AdamW`, bfloat16, 100 M elements | rate of a copy | 1 | 0.75 | elementwise | 100m bfloat16 AdamW of copy
+`AdamW`, 4000 tensors, time of the host | torch, fused | - | 3 | elementwise | 4000x3 host torch over ours
+`XXᵀ`, 4 of 4096 × 4096 | cuBLAS | 2.0 | 1.25 | products | 4x4096x4096 cuBLAS over wgmma
+`XXᵀ`, 32 of 2048 × 2048 | cuBLAS | 2.0 | 1.25 | products | 32x2048x2048 cuBLAS over wgmma
+`Muon`, 4 of 4096 × 4096 | torch.optim.Muon | 1.5 | 1.2 | muon | 4096x4096 torch over best
+`Muon`, 3 of 4096 × 11008 | torch.optim.Muon | 2.1 | 1.2 | muon | 4096x11008 torch over best
+`Muon`, 48 matrices of GPT-2 | torch.optim.Muon | - | 1.2 | muon | gpt2-48 torch over best
+`Muon`, GPT-2, by libtorch alone | torch.optim.Muon | - | 1.0 | muon | gpt2-48 torch over libtorch
+`Muon`, 4 of 4096 × 4096 | DION, compiled | 1.5 | - | peers | 4096x4096 muon compiled over ours
+`Dion`, r = 1/4, float32, 4 of 4096 × 4096 | DION, eager | - | 1.5 | dion | QUARTER float32 eager over ours
+`Dion`, r = 1/4, TF32, 4 of 4096 × 4096 | DION, eager | - | 1.5 | dion | QUARTER TF32 eager over ours
+`NorMuon`, a model of a billion parameters | 85.5 ms, PUBLISHED | NorMuon published over ours
+`Dion2`, 1/2, the same | 36.5 ms, PUBLISHED | Dion2 published over ours
+`NorDion2`, 1/2, the same | 47.6 ms, PUBLISHED | NorDion2 published over ours
+`Muon`, four small matrices, as a graph | the same without one | - | 1.1 | 9 Muon | ratio
+"""
+_SHORT = {
+    "DION": "microsoft/dion",
+    "QUARTER": "4096x4096 dion r=1/4",
+    "PUBLISHED": "published | - | 1.0 | published",
+}
+TARGETS = [
+    Target(*re.sub("|".join(_SHORT), lambda found: _SHORT[found[0]], line).split(" | "))
+    for line in _ROWS.strip().splitlines()
+]
 
 
 def figures(report: Report, name: str) -> dict[str, Any]:
@@ -130,10 +88,14 @@ def words(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
 
 
+def stem_of(device: str) -> str:
+    """The name of a device in those of files: ``h200`` of "NVIDIA H200"."""
+    words = re.split(r"[^a-z0-9]+", device.lower())
+    return "-".join(word for word in words if word not in ("nvidia", "geforce", ""))
+
+
 def gpu(report: Report) -> str:
     """The device as files are named by it."""
-    from cuda_report import stem_of
-
     return stem_of(report["device"].get("name", ""))
 
 
@@ -204,20 +166,6 @@ def changes(old: Report, new: Report) -> Iterator[str]:
         yield f"gone: {name}"
 
 
-def results(report: Report) -> dict[str, Any]:
-    """What `cuda_report.py` writes tables of."""
-    device = report["device"]
-    versions = {key: device.get(key, "") for key in ("torch", "cuda", "oxidion", "driver")}
-    return {
-        "device": device["name"],
-        "machine": {"date": report["date"]},
-        "versions": versions,
-        "ceilings": report["ceilings"],
-        "races": report["races"],
-        "products": report["products"],
-    }
-
-
 def read(folder: Path) -> list[dict[str, Any]]:
     """All reports of device runs in a folder, the oldest first."""
     found = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
@@ -231,8 +179,6 @@ def take(
     capability: Callable[[Report], str],
 ) -> list[str]:
     """Writes all files below a root; returns what changed against the last report of such a GPU."""
-    import cuda_report
-
     if not report.get("device", {}).get("name"):
         raise ValueError(
             "the report names no device: its part env has not run, so that it says nothing of a GPU"
@@ -251,9 +197,6 @@ def take(
     check = root / "python" / "oxidion" / "_cuda" / "self_check.py"
     text = re.sub(r"^PROVEN: .*$", proven_line(capabilities), check.read_text("utf-8"), flags=re.MULTILINE)
     check.write_text(text, "utf-8")
-    if report["races"] or report["products"]:
-        stem = f"{gpu(report)}-steps{'-2' if report['run'] == 2 else ''}"
-        cuda_report.write(results(report), root / "benchmarks" / "results", stem)
     return [str(file.relative_to(root)), *told, f"proven: {', '.join(capabilities) or 'nothing'}"]
 
 

@@ -17,14 +17,22 @@ read and written 8. A value that a norm or mean of the whole parameter has to co
 - CAME 32: the same without the norm of the parameter, the momentum, and this once more with the confidence;
   vectors 36.
 - GaLore: 4 m n r to project and back; 12 + 4 r / m bytes, with moments of 8 bits. A refresh has no formula.
+
+The rates of this machine are measured here too, and tell which peers would take for ever.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from contenders import OURS, Contender, absent
 from workloads import (
     ADAFACTOR,
     ADAMW,
@@ -39,6 +47,7 @@ from workloads import (
     MUON,
     NORDION2,
     NORMUON,
+    RELATIVES,
     Shape,
     Workload,
 )
@@ -55,10 +64,17 @@ OTHERS = {LION: 20, LAMB: 40, ADAFACTOR: 32, CAME: 36}
 #: Bytes of an element of GaLore's moments, which are (r, n).
 MOMENTS = 4
 GALORE_RANK = 128
+#: Seconds of a step beyond which a peer is left out where torch emulates bfloat16.
+PATIENCE = 5.0
+#: torch emulates bfloat16 where its products take this many times as long as those in float32.
+EMULATED = 10.0
+#: Sides of products: in `rate` (0.2 s in emulated bfloat16), in `rates`, and of an iteration, in the cache.
+SMALL_SIDE, SIDE, OWN_SIDE = 512, 2048, 1024
+ELEMENTS, REPEATS = 1 << 25, 7
 
 
 def floor_seconds(workload: Workload, family: str, rates: dict[str, Any]) -> float | None:
-    """Seconds of one step, None for a family without a formula. Vectors beside matrices are AdamW's."""
+    """Seconds of one step, None for a family without a formula. Vectors next to matrices are AdamW's."""
     if family not in BYTES:
         return None
     traffic = sum(BYTES[family] * math.prod(shape) for shape in workload.matrices)
@@ -76,14 +92,6 @@ def _polynomial(shape: Shape) -> float:
     return min(15 * m * m * n + 5 * m**3, 9 * m * m * n + 11 * m**3)
 
 
-def _of_short_side(shape: Shape) -> float:
-    return _polynomial((math.ceil(min(shape) / 4), max(shape)))
-
-
-def _of_rows(shape: Shape) -> float:
-    return _polynomial((math.ceil(shape[0] / 4), shape[1]))
-
-
 def _dion(share: float) -> Callable[[Shape], float]:
     def operations(shape: Shape) -> float:
         m, n = min(shape), max(shape)
@@ -93,16 +101,77 @@ def _dion(share: float) -> Callable[[Shape], float]:
     return operations
 
 
-def _galore(shape: Shape) -> float:
-    return 4 * math.prod(shape) * min(GALORE_RANK, *shape)
-
-
 OPERATIONS: dict[str, Callable[[Shape], float]] = {
     MUON: _polynomial,
     NORMUON: _polynomial,
-    DION2: _of_short_side,
-    NORDION2: _of_rows,
+    DION2: lambda shape: _polynomial((math.ceil(min(shape) / 4), max(shape))),
+    NORDION2: lambda shape: _polynomial((math.ceil(shape[0] / 4), shape[1])),
     DION_4: _dion(1 / 4),
     DION_16: _dion(1 / 16),
-    GALORE: _galore,
+    GALORE: lambda shape: 4 * math.prod(shape) * min(GALORE_RANK, *shape),
 }
+
+
+def seconds_of(work: functools.partial[torch.Tensor], repeats: int) -> float:
+    """Median wall time of a call, after one that is not counted."""
+    work()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+@functools.cache
+def rate(dtype: torch.dtype) -> float:
+    """Operations a second of torch's products of this type at the number of threads at the first call."""
+    left, right = (torch.randn(SMALL_SIDE, SMALL_SIDE).to(dtype) for _ in range(2))
+    return 2 * SMALL_SIDE**3 / seconds_of(functools.partial(torch.mm, left, right), 3)
+
+
+def rates(threads: int) -> dict[str, Any]:
+    """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory.
+
+    Products are those of torch or of this package's iterations, whichever are faster.
+    """
+    from oxidion.functional import newton_schulz
+
+    torch.set_num_threads(threads)
+    found: dict[str, Any] = {"threads": threads}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        if rate(dtype) * EMULATED < rate(torch.float32):
+            found[name] = rate(dtype)  # a larger product takes minutes
+            continue
+        left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+        out = torch.empty(SIDE, SIDE, dtype=dtype)
+        multiply = functools.partial(torch.mm, left, right, out=out)
+        iterate = functools.partial(newton_schulz, torch.randn(OWN_SIDE, OWN_SIDE).to(dtype), steps=5)
+        own = OPERATIONS[MUON]((OWN_SIDE, OWN_SIDE)) / seconds_of(iterate, REPEATS)
+        found[name] = max(2 * SIDE**3 / seconds_of(multiply, REPEATS), own)
+    one, two = (torch.ones(ELEMENTS) for _ in range(2))
+    add = functools.partial(torch.add, one, two, out=torch.zeros(ELEMENTS))
+    return {**found, "bytes": 12 * ELEMENTS / seconds_of(add, REPEATS)}
+
+
+def reason(entry: Contender, version: str, workload: Workload) -> str:
+    """Reason for which a contender is not run on a workload on CPUs, empty where it is."""
+    return absent(entry, version, workload) or emulated(entry, workload)
+
+
+def emulated(entry: Contender, workload: Workload) -> str:
+    """That a peer multiplies in bfloat16 where torch has no instructions for it, and the time of a step.
+
+    The peers of these families bring their matrices to bfloat16; each product costs two operations for every
+    one of the floor's, which counts symmetric ones half.
+    """
+    if entry.source == OURS or entry.family not in (MUON, *RELATIVES):
+        return ""
+    single, half = rate(torch.float32), rate(torch.bfloat16)
+    seconds = 2 * sum(OPERATIONS[entry.family](shape) for shape in workload.matrices) / half
+    if half * EMULATED > single or seconds < PATIENCE:
+        return ""
+    return (
+        f"not run: torch multiplies bfloat16 at {half / 1e9:.1f} GFLOP/s here, "
+        f"float32 at {single / 1e9:.0f}: a step would take {seconds:.0f} s or more"
+    )

@@ -1,19 +1,21 @@
-"""Tables of docs/performance.md: ratios and milliseconds of every case on every machine that was measured.
+"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of earlier runs.
 
-``python benchmarks/gains.py`` writes them into the page; a test holds the page to the recorded results.
+``python benchmarks/gains.py`` writes the tables into the page; a test holds the page to the recorded results.
+``python benchmarks/gains.py RESULT.json`` draws the picture of a result.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contenders import FAST, HALF
-from harness import ratio, series_of
-from headline import fastest_peer
-from report import clock_of, median_ms
+from contenders import FAST, HALF, OURS
+from harness import RESULTS, between, table
 from workloads import (
     ADAFACTOR,
     ADAMW,
@@ -31,8 +33,7 @@ from workloads import (
     NORMUON,
 )
 
-HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = RESULTS.parents[1] / "docs" / "performance.md"
 #: Results and what the page calls their machines; each has two cores.
 MACHINES = {
     "step": "Xeon without AMX",
@@ -58,29 +59,32 @@ LISTS = {
     "memory-1024x4096": "1024 x 4096",
     "memory-100m": "100 M in 83 tensors",
 }
+RANDOM = "oxidion.GaLoreAdamW random"
 _GPT = ("gpt160m-l1", "gpt160m-l12")
 _SHAPES = ("1024x4096", "1024x2752", "1024x1024", "2048x2048")
 _SMALL = ("600x64x64", "200x256x256", "1000x64x64+4000x768", "mixed")
 _MEMORY = ("memory-1024x4096", "memory-100m")
+_ONE = ("gpt160m-l1", "1024x4096")
+_FLAT = ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")
 #: Family, the contender that is ours (none: the base of the race), its name on the page, and the lists.
 CASES: tuple[tuple[str, str | None, str, tuple[str, ...]], ...] = (
     (MUON, None, "Muon", (*_GPT, *_SHAPES, *_SMALL)),
     (MUON, FAST, 'Muon, `"fast"`', (*_GPT, *_SHAPES)),
-    (NORMUON, None, "NorMuon", ("gpt160m-l1", "1024x4096")),
+    (NORMUON, None, "NorMuon", _ONE),
     (DION_4, None, "Dion 1/4", (*_GPT, "1024x4096", "600x64x64", "mixed")),
     (DION_4, HALF, "Dion 1/4, bfloat16 products", (*_GPT, "1024x4096", "mixed")),
     (DION_16, None, "Dion 1/16", (*_GPT, "1024x4096", "mixed")),
-    (DION2, None, "Dion2 1/4", ("gpt160m-l1", "1024x4096")),
-    (NORDION2, None, "NorDion2 1/4", ("gpt160m-l1", "1024x4096")),
-    (ADAMW, None, "AdamW", ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")),
-    (LION, None, "Lion", ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")),
+    (DION2, None, "Dion2 1/4", _ONE),
+    (NORDION2, None, "NorDion2 1/4", _ONE),
+    (ADAMW, None, "AdamW", _FLAT),
+    (LION, None, "Lion", _FLAT),
     (LAMB, None, "Lamb", _MEMORY),
     (ADAFACTOR, None, "Adafactor", _MEMORY),
     (CAME, None, "CAME", _MEMORY),
     (ADAMW8, None, "AdamW, 8-bit states", _MEMORY),
     (GALORE, None, "GaLoreAdamW, rank 128", ("memory-1024x4096",)),
     (GALORE_REFRESH, None, 'GaLoreAdamW\'s refresh, `"gram"`', _MEMORY),
-    (GALORE_REFRESH, "oxidion.GaLoreAdamW random", 'GaLoreAdamW\'s refresh, `"random"`', _MEMORY),
+    (GALORE_REFRESH, RANDOM, 'GaLoreAdamW\'s refresh, `"random"`', _MEMORY),
 )
 #: Rows of the table that opens the page: name, families, the contender that is ours, and the lists.
 SUMMARY: tuple[tuple[str, tuple[str, ...], str | None, tuple[str, ...]], ...] = (
@@ -89,18 +93,49 @@ SUMMARY: tuple[tuple[str, tuple[str, ...], str | None, tuple[str, ...]], ...] = 
     ("Dion, rank 1/4", (DION_4,), None, (*_GPT, "1024x4096")),
     ("Dion, rank 1/4, bfloat16 products", (DION_4,), HALF, (*_GPT, "1024x4096")),
     ("Dion, rank 1/16", (DION_16,), None, (*_GPT, "1024x4096")),
-    ("Dion2, NorDion2, 1/4", (DION2, NORDION2), None, ("gpt160m-l1", "1024x4096")),
+    ("Dion2, NorDion2, 1/4", (DION2, NORDION2), None, _ONE),
     ("AdamW, large tensors", (ADAMW,), None, ("flat-100m", "gpt2-74")),
     ("AdamW, lists that fit the cache", (ADAMW,), None, ("gpt160m-l1", "mixed")),
     ("AdamW, 4000 vectors of 768", (ADAMW,), None, ("4000x768",)),
-    ("Lion", (LION,), None, ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")),
+    ("Lion", (LION,), None, _FLAT),
     ("Lamb", (LAMB,), None, _MEMORY),
     ("Adafactor", (ADAFACTOR,), None, _MEMORY),
     ("CAME", (CAME,), None, _MEMORY),
     ("AdamW, 8-bit states", (ADAMW8,), None, _MEMORY),
     ("GaLoreAdamW, between refreshes", (GALORE,), None, ("memory-1024x4096",)),
-    ('GaLoreAdamW, a refresh by `"random"`', (GALORE_REFRESH,), "oxidion.GaLoreAdamW random", _MEMORY),
+    ('GaLoreAdamW, a refresh by `"random"`', (GALORE_REFRESH,), RANDOM, _MEMORY),
 )
+#: Workload, family, and how the picture names them, in the order of the picture.
+HEADLINE = (
+    ("gpt160m-l1", MUON, "Muon, one layer of GPT-160M"),
+    ("1024x4096", MUON, "Muon, one 1024 × 4096 matrix"),
+    ("600x64x64", MUON, "Muon, 600 matrices of 64 × 64"),
+    ("1024x4096", NORMUON, "NorMuon, one 1024 × 4096 matrix"),
+    ("1024x4096", DION_4, "Dion, rank 1/4, the same matrix"),
+    ("1024x4096", DION_16, "Dion, rank 1/16, the same matrix"),
+    ("1024x4096", DION2, "Dion2, 1/4, the same matrix"),
+    ("memory-1024x4096", ADAFACTOR, "Adafactor, the same matrix"),
+    ("memory-1024x4096", CAME, "CAME, the same matrix"),
+    ("gpt2-74", LION, "Lion, all tensors of GPT-2"),
+    ("4000x768", ADAMW, "AdamW, 4000 vectors of 768"),
+    ("flat-100m", ADAMW, "AdamW, one tensor of 100 million"),
+)
+#: A ratio has fallen when its interval lies below the earlier one's by this share.
+MARGIN = 0.05
+
+
+def fastest_peer(race: dict[str, Any]) -> str | None:
+    """Contender of another package that runs the race's algorithm fastest; none where none ran."""
+    algorithm = race["family"].split()[0]
+    times = {
+        name: row["ms"]
+        for name, row in race["contenders"].items()
+        if row["status"] == "ok" and not name.startswith(f"{OURS}.") and algorithm in name.lower()
+    }
+    return min(times, key=lambda name: race["contenders"][name]["ratio"][race["base"]][0], default=None)
+
+
+# --- the tables of the page ----------------------------------------------------------------------
 
 
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -111,18 +146,15 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     for family, ours, name, lists in CASES:
         for workload in lists:
             both = [_cells(results[machine], workload, family, ours) for machine in MACHINES]
-            for table, cells in zip((ratios, times), zip(*both, strict=True), strict=True):
+            for rows, cells in zip((ratios, times), zip(*both, strict=True), strict=True):
                 if any(cells):
-                    table.append([f"{name}, {LISTS[workload]}", *cells])
+                    rows.append([f"{name}, {LISTS[workload]}", *cells])
     spans = [
         [name, *(_span(results[machine], families, ours, lists) for machine in MACHINES)]
         for name, families, ours, lists in SUMMARY
     ]
-    return {
-        "gains": _markdown(head, spans),
-        "ratios": _markdown(head, ratios),
-        "milliseconds": _markdown(head, times),
-    }
+    made = {"gains": spans, "ratios": ratios, "milliseconds": times}
+    return {name: re.sub(r" {2,}", " ", table(head, rows)) for name, rows in made.items()}
 
 
 def _span(result: dict[str, Any], families: tuple[str, ...], ours: str | None, lists: tuple[str, ...]) -> str:
@@ -131,11 +163,6 @@ def _span(result: dict[str, Any], families: tuple[str, ...], ours: str | None, l
     figures = sorted(figure for race in races for figure in race.values())
     texts = [f"{figure:.0f}" if figure >= 10 else f"{figure:.1f}" for figure in figures]
     return "" if not texts else texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
-    return re.sub(r" {2,}", " ", "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]))
 
 
 def _cells(result: dict[str, Any], workload: str, family: str, ours: str | None) -> list[str]:
@@ -154,11 +181,9 @@ def _measured(
         rows = race.get("contenders", {})
         name = ours or race.get("base")
         if (race.get("workload"), race.get("family")) == (workload, family) and name in rows:
-            clock = clock_of(race)
-            times[race["threads"]] = median_ms(rows[name], clock)
+            times[race["threads"]] = rows[name]["ms"]
             if peer := fastest_peer(race):
-                compared = ratio(series_of(rows[peer]), series_of(rows[name]), clock)
-                ratios[race["threads"]] = compared["median"]
+                ratios[race["threads"]] = rows[peer]["ratio"][name][0]
     return ratios, times
 
 
@@ -169,19 +194,153 @@ def _figure(value: float | None) -> str:
 
 
 def written(page: str, results: dict[str, dict[str, Any]]) -> str:
-    """The page with its tables written anew between their marks."""
-    for name, table in tables(results).items():
-        mark = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-        page, count = mark.subn(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page)
-        if count != 1:
-            raise ValueError(f"the page has {count} marks `<!-- {name}: begin -->`, one is expected")
+    """The page with its tables rewritten between their marks."""
+    for name, text in tables(results).items():
+        page = between(page, name, text)
     return page
 
 
 def recorded() -> dict[str, dict[str, Any]]:
     """The results of all machines."""
-    return {name: json.loads((HERE / "results" / f"{name}.json").read_text()) for name in MACHINES}
+    return {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in MACHINES}
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bar: how many times as fast as the peer, with the interval of that."""
+
+    label: str
+    peer: str
+    median: float
+    low: float
+    high: float
+
+
+def rows(result: dict[str, Any]) -> list[Row]:
+    """Rows of `HEADLINE` that the result has; every race of a result that has none of them."""
+    count = fewest_threads(result)
+    races = {
+        (race["workload"], race["family"]): race
+        for race in result["races"]
+        if "contenders" in race and race["threads"] == count
+    }
+    found = [row for key in HEADLINE if (race := races.get(key[:2])) for row in _row(race, key[2])]
+    return found or [row for (w, family), race in races.items() for row in _row(race, f"{family}, {w}")]
+
+
+def fewest_threads(result: dict[str, Any]) -> int:
+    """Thread count of the rows: one wherever it was measured."""
+    return min((race["threads"] for race in result["races"] if "contenders" in race), default=1)
+
+
+def _row(race: dict[str, Any], label: str) -> Iterator[Row]:
+    if peer := fastest_peer(race):
+        yield Row(label, peer_name(peer), *race["contenders"][peer]["ratio"][race["base"]])
+
+
+def peer_name(contender: str) -> str:
+    """Name of a contender as its users write it."""
+    package, _, rest = re.sub(r" (eager|default)$", "", contender).partition(".")
+    if package.startswith("dion"):
+        return "microsoft/dion" + (", compiled" if contender.endswith(" compiled") else "")
+    if package == "torch":
+        return re.sub(r" (?=fused|foreach)", ", ", f"torch.{rest}")
+    return re.sub(r" .*", "", package)
+
+
+def machine_line(result: dict[str, Any]) -> str:
+    """Machine, thread count, torch and day of a result in one line."""
+    machine, count = result["machine"], fewest_threads(result)
+    cpu = " ".join(re.sub(r"\((R|TM)\)|\bProcessor\b", "", machine["cpu"]).split())
+    threads = f"{count} thread{'s' if count > 1 else ''} of {machine['cores']} cores"
+    return f"{cpu}, {threads}, torch {result['versions']['torch']}, {machine['date'][:10]}"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Bars of `rows`: how many times as fast as the fastest other implementation."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    bars = rows(result)
+    if not bars:
+        return
+    # Eight inches are 800 pixels of a page, so a point is what it is in print; the background is never clear.
+    figure, axis = plt.subplots(figsize=(8, 1.5 + 0.36 * len(bars)), facecolor="white")
+    places = range(len(bars))
+    medians = [bar.median for bar in bars]
+    spans = [[bar.median - bar.low for bar in bars], [bar.high - bar.median for bar in bars]]
+    # Green where oxidion is faster, red where it is slower, grey where the interval holds 1.
+    colors = ["#2e8b57" if bar.low > 1 else "#c0392b" if bar.high < 1 else "#8a8a8a" for bar in bars]
+    axis.barh(places, medians, color=colors, height=0.66)
+    axis.errorbar(medians, places, xerr=spans, fmt="none", ecolor="#222222", linewidth=1.2)
+    place_of: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    for place, bar in zip(places, bars, strict=True):
+        axis.annotate(f"{bar.median:.1f}×", (bar.high, place), (5, 0), fontsize=11, weight="bold", **place_of)
+        axis.annotate(bar.peer, (bar.high, place), (40, 0), fontsize=9.5, color="#444444", **place_of)
+    axis.axvline(1.0, color="#222222", linewidth=1, linestyle="--")
+    axis.set_yticks(places, [bar.label for bar in bars], fontsize=11)
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 2.1 * max(bar.high for bar in bars))
+    axis.set_xlabel("times as fast as the fastest other implementation", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    title = "One optimizer step on a CPU: oxidion against others"
+    figure.text(0.015, 0.955, title, fontsize=13, weight="bold")
+    note = f"{machine_line(result)}; medians with 95 % intervals"
+    figure.text(0.015, 0.015, note, fontsize=9.5, color="#444444")
+    figure.tight_layout(rect=(0, 0.04, 1, 0.95))
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+# --- the ratios of earlier runs ------------------------------------------------------------------
+
+
+def ratios(result: dict[str, Any]) -> dict[str, list[float]]:
+    """Median and interval of every peer's ratio, by workload, family, threads and peer."""
+    return {
+        "/".join((race["workload"], race["family"], str(race["threads"]), name)): row["ratio"][race["base"]]
+        for race in result["races"]
+        for name, row in race.get("contenders", {}).items()
+        if row["status"] == "ok" and name != race["base"]
+    }
+
+
+def append(result: dict[str, Any], path: Path) -> None:
+    """Adds a line: date, machine, load, versions, and the medians of the races that were run, if any were."""
+    fresh = {race["workload"] for race in result["races"] if race.get("date", "") >= result["began"]}
+    medians = {key: round(of[0], 3) for key, of in ratios(result).items() if key.split("/")[0] in fresh}
+    if not medians:
+        return
+    facts = {key: result["machine"][key] for key in ("date", "cpu", "cores")}
+    load = [round(result[key], 1) for key in ("load_at_start", "load_at_end")]
+    line = {**facts, "load": load, "versions": result["versions"], "ratios": medians}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def fallen(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The ratios whose interval now lies more than `MARGIN` below the interval that they had."""
+    old, new = ratios(before), ratios(after)
+    return [
+        f"{key}: {old[key][0]:.2f} -> {new[key][0]:.2f}"
+        for key in old.keys() & new.keys()
+        if new[key][2] < old[key][1] * (1 - MARGIN)
+    ]
+
+
+def main() -> None:
+    """Draws the pictures of the results that are named, else writes the tables of the page."""
+    for name in map(Path, sys.argv[1:]):
+        plot(json.loads(name.read_text(encoding="utf-8")), name.with_suffix(".png"))
+    if not sys.argv[1:]:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(), recorded()))
+    main()

@@ -5,15 +5,13 @@ whose five Polar Express steps are computed in float64 (the reference), by `oxid
 `oxidion.Muon(orth_preset="fast")`, with several seeds. The mean held-out loss at the end may be larger than
 the reference's by 1 % for "exact" and 2 % for "fast".
 
-Writes ``<out>/<name>.json`` and ``.md``; fails where a loss is larger than allowed.
+Prints a table and writes ``<out>/<name>.json``; fails where a loss is larger than allowed.
 
     python benchmarks/guard.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
@@ -28,9 +26,9 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 import torch
 from torch import Tensor
 
+import harness
 import oxidion
 from corpus import load_corpus
-from harness import load_average, machine
 from options import build_parser, planned_settings
 from recipes import Settings, build_scheduler
 from training import Training
@@ -101,13 +99,10 @@ def trained(settings: Settings, variant: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains every variant with every seed and compares the means."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.command(__doc__)
     parser.add_argument("--seeds", default="0,1,2", help="whole numbers by comma")
     parser.add_argument("--steps", default="250", help="length of a run")
     parser.add_argument("--sizes", default=SIZES, help="options of train_gpt.py")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--name", default="guard", help="file name, without suffix")
     options = parser.parse_args(arguments)
     training = build_parser(None)
@@ -121,28 +116,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     means = {variant: statistics.fmean(found) for variant, found in losses.items()}
     excess = {variant: mean / means["reference"] - 1 for variant, mean in means.items()}
     result = {
-        "machine": machine(),
+        "machine": harness.machine(),
         "versions": {"oxidion": oxidion.__version__, "torch": torch.__version__},
-        "load": load_average(),
+        "load": harness.load_average(),
         "settings": {"steps": options.steps, "seeds": options.seeds, "sizes": options.sizes},
         "losses": losses,
         "excess": excess,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / f"{options.name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    lines = [
-        f"# Convergence guard\n\nMuon, {options.steps} steps, seeds {options.seeds}; {machine()['date']}.\n",
-        "| variant | held-out loss by seed | mean | above the reference | allowed |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {variant} | {', '.join(f'{loss:.4f}' for loss in losses[variant])} | {means[variant]:.4f} "
-            f"| {100 * excess[variant]:+.2f} % | {100 * LEEWAY[variant]:g} % |"
-            for variant in LEEWAY
-        ),
-    ]
-    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    harness.write(result, options.out, options.name)
+    rows = []
+    for variant, found in losses.items():
+        cells = [variant, ", ".join(f"{loss:.4f}" for loss in found), f"{means[variant]:.4f}"]
+        rows.append([*cells, f"{100 * excess[variant]:+.2f} %", f"{100 * LEEWAY[variant]:g} %"])
+    head = ["variant", "held-out loss by seed", "mean", "above the reference", "allowed"]
+    print(harness.table(head, rows))
     if worse := [variant for variant, leeway in LEEWAY.items() if not excess[variant] <= leeway]:
         raise SystemExit(f"the loss is too large: {', '.join(worse)}")
 

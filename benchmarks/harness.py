@@ -1,10 +1,12 @@
-"""Timing: interleaved rounds, per-round ratios with a bootstrap interval, and the state of the machine."""
+"""Interleaved timing, ratios of rounds with a bootstrap interval; the machine, and files of results."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import gc
+import json
 import os
 import platform
 import time
@@ -19,10 +21,15 @@ from torch.optim import Optimizer
 
 Step = Callable[[], None]
 
+RESULTS = Path(__file__).resolve().parent / "results"
+#: Characters of a line of JSON up to which an object is not broken into lines.
+LINE = 300
 #: A sample repeats the step until it takes this long, so that clock resolution and call noise do not matter.
 MIN_SAMPLE_SECONDS = 0.02
 MAX_INNER = 200
 BOOTSTRAP = 2000
+#: Figures of the quality of an update.
+QUALITY = ("sigma_max", "orthogonality", "cosine")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -37,11 +44,6 @@ class Series:
     def rounds(self, clock: str) -> np.ndarray:
         """Mean of the two samples of each round; ``clock`` is ``wall`` or ``cpu``."""
         return np.asarray(getattr(self, clock)).reshape(-1, 2).mean(axis=1)
-
-
-def series_of(row: dict[str, Any]) -> Series:
-    """The series that a row of a result file holds."""
-    return Series(row["inner"], row["wall"], row["cpu"])
 
 
 def stepper(optimizers: Sequence[Optimizer], *, compiled: bool) -> Step:
@@ -67,13 +69,13 @@ def timed(step: Step, repeat: int) -> tuple[float, float]:
 
 
 def calibrate(step: Step) -> int:
-    """How many steps make one sample."""
+    """Number of steps that make one sample."""
     wall, _ = timed(step, 1)
     return max(1, min(MAX_INNER, round(MIN_SAMPLE_SECONDS / max(wall, 1e-9))))
 
 
 def in_turns(names: Iterable[str], rounds: int) -> Iterator[str]:
-    """Whose turn it is: in every round all in order and then in reverse (ABBA). No garbage is collected."""
+    """Yields the names in order and then in reverse (ABBA) in every round. No garbage is collected."""
     order = [*names]
     gc.collect()
     gc.disable()
@@ -94,25 +96,11 @@ def interleave(steps: dict[str, Step], rounds: int) -> dict[str, Series]:
     return series
 
 
-def ratio(peer: Series, base: Series, clock: str) -> dict[str, float]:
-    """Median over rounds of peer time / base time, with a 95 % bootstrap interval. Above 1 the base wins."""
+def ratio(peer: Series, base: Series, clock: str) -> list[float]:
+    """Median over rounds of peer time / base time and its 95 % bootstrap interval. Above 1 the base wins."""
     ratios = peer.rounds(clock) / base.rounds(clock)
     draws = np.random.default_rng(0).choice(ratios, size=(BOOTSTRAP, ratios.size))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
-
-
-def between(text: str, marks: tuple[str, str], tables: str) -> str:
-    """A page with the tables between its two marks.
-
-    Raises:
-        SystemExit: for a page without them.
-    """
-    before, begin, rest = text.partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not begin or not end:
-        raise SystemExit(f"--page: it must hold the lines {marks[0]} and {marks[1]}")
-    return f"{before}{begin}\n{tables}{end}{after}"
+    return [float(np.median(ratios)), *np.quantile(np.median(draws, axis=1), (0.025, 0.975)).tolist()]
 
 
 def load_average() -> float:
@@ -123,7 +111,7 @@ def load_average() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on."""
+    """Facts of the machine, and the date."""
     model, flags = platform.processor(), set[str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -151,3 +139,81 @@ def state_bytes(optimizers: Iterable[Optimizer]) -> int:
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
+
+
+def command(description: str | None, **keys: Any) -> argparse.ArgumentParser:
+    """A parser that prints the description as it is, with the folder for the results."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind, **keys)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    return parser
+
+
+def rounded(value: Any) -> Any:
+    """The value with eight digits of every number."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(one) for one in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
+def dumped(value: Any, indent: int = 0) -> str:
+    """JSON in which what fits into a line is one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, (dict, list)) or (indent and len(line) + indent <= LINE):
+        return line
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(key)}: {dumped(one, indent + 1)}" for key, one in value.items()]
+    else:
+        inner = [dumped(one, indent + 1) for one in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    pad = "\n" + " " * indent
+    return f"{begin}{pad} {f',{pad} '.join(inner)}{pad}{end}" if inner else line
+
+
+def write(result: dict[str, Any], folder: Path, name: str, *, is_whole: bool = False) -> None:
+    """Writes a result as JSON, rounded unless it is to be whole; an interrupted write leaves the old file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{name}.json.part"
+    text = json.dumps(result) if is_whole else dumped(rounded(result))
+    part.write_text(text + "\n", encoding="utf-8")
+    os.replace(part, folder / f"{name}.json")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, *rows]
+    first, *rest = ("| " + " | ".join(row) + " |" for row in lines)
+    return "\n".join([first, "|" + "---|" * len(head), *rest])
+
+
+def between(text: str, name: str, inside: str) -> str:
+    """A page with other text between its two marks of a name.
+
+    Raises:
+        SystemExit: for a page without them.
+    """
+    marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not begin or not end:
+        raise SystemExit(f"the page must hold the lines {marks[0]} and {marks[1]}")
+    return f"{before}{begin}\n{inside.rstrip()}\n{end}{after}"
+
+
+def clock_of(threads: int) -> str:
+    """The clock whose figures are read: CPU time at one thread, wall time at more."""
+    return "cpu" if threads == 1 else "wall"
+
+
+def summed_up(series: dict[str, Series], ours: Sequence[str], clock: str) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a step of each contender, and its ratios over each of ours, or over the first."""
+    bases = [name for name in ours if name in series] or [*series][:1]
+    return {
+        name: {
+            "ms": 1e3 * float(np.median(one.rounds(clock))),
+            "ratio": {base: ratio(one, series[base], clock) for base in bases if base != name},
+        }
+        for name, one in series.items()
+    }

@@ -14,28 +14,24 @@ values fall to 1e-8; normal ones with a single outlier of 3000 in a block; norma
   1e-2, 1e-3 and 1e-4, as a share of it, and with states in bfloat16. Momenta in 8 bits have an error that is
   the same in all directions.
 
-Writes `<out>/low_precision.json` and `.md`; ends with 1 where a bar is missed.
+Prints tables and writes `<out>/low_precision.json`; ends with 1 where a bar is missed.
 
     python benchmarks/low_precision.py [--only eight] [--steps 3000]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import harness
 import oxidion
-from harness import machine
 
-HERE = Path(__file__).resolve().parent
 ROWS, COLS = 64, 256
 WINDOW = 100
 MOST, ORDINARY = 1.5, 0.03
@@ -184,21 +180,11 @@ def eight(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
             quotients = [(mine / other)[other >= 0.01 * other.max()].sqrt() for mine, other in lines]
             every = [(a[0].mean() / b[0].mean()).sqrt().item() for a, b in zip(coded, plain, strict=True)]
             worst = max(q.max().item() for q in quotients)
-            found.append(
-                {
-                    "class": name,
-                    "case": case,
-                    "largest": worst,
-                    "smallest": min(q.min().item() for q in quotients),
-                    "all": every[-1],
-                    "met": name in WITHOUT
-                    or (worst <= MOST and (case != "normal" or abs(every[-1] - 1) <= ORDINARY)),
-                }
-            )
-            print(
-                "{class:22s} {case:9s} {smallest:8.3f} {largest:8.3f} {all:7.4f} {met}".format(**found[-1]),
-                flush=True,
-            )
+            near = case != "normal" or abs(every[-1] - 1) <= ORDINARY
+            row = {"class": name, "case": case, "largest": worst, "all": every[-1]}
+            row["smallest"] = min(q.min().item() for q in quotients)
+            found.append({**row, "met": name in WITHOUT or (worst <= MOST and near)})
+            print(found[-1], file=sys.stderr)
     return found
 
 
@@ -226,15 +212,15 @@ def sixteen(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
         for dtype in (torch.bfloat16, torch.float16):
             for states in (None, dtype):
                 value = bias(name, steps, dtype, state_dtype=states, state_bits=32)
-                kind = "default" if states is None else str(states).removeprefix("torch.")
+                own = "default" if states is None else str(states).removeprefix("torch.")
                 row = {
                     "class": name,
                     "dtype": str(dtype).removeprefix("torch."),
-                    "states": kind,
+                    "states": own,
                     "bias": value,
                 }
                 found.append({**row, "met": abs(value) <= (0.01 if states is None else 0.05)})
-                print("{class:22s} {dtype:9s} {states:9s} {bias:+.4f} {met}".format(**found[-1]), flush=True)
+                print(found[-1], file=sys.stderr)
     return found
 
 
@@ -261,7 +247,7 @@ def momenta(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
         half = {"state_bits": 32, "state_dtype": torch.bfloat16}
         row["bfloat16 0.001"] = share_apart(name, 1e-3, min(steps, 300), **half)
         found.append(row)
-        print(row, flush=True)
+        print(row, file=sys.stderr)
     return found
 
 
@@ -275,30 +261,24 @@ PARTS: dict[str, Callable[[int, Sequence[str]], list[dict[str, Any]]]] = {
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a Markdown table, figures with three digits."""
     keys = [key for key in rows[0] if key != "met"]
-    cell = lambda x: f"{x:.3g}" if isinstance(x, float) else str(x)  # noqa: E731
-    lines = [keys, ["---"] * len(keys), *([cell(row[key]) for key in keys] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = [[f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for key in keys] for row in rows]
+    return harness.table(keys, cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts that are asked for; 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.command(__doc__)
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES))
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    args = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    result = {part: PARTS[part](args.steps, args.classes) for part in args.only or PARTS}
-    args.out.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": machine(), "steps": args.steps, **result}
-    (args.out / "low_precision.json").write_text(json.dumps(whole, indent=1) + "\n")
-    text = "\n\n".join(f"## {part}\n\n{table(rows)}" for part, rows in result.items())
-    (args.out / "low_precision.md").write_text(f"# States of 8 and 16 bits\n\n{text}\n")
-    return int(not all(row["met"] for rows in result.values() for row in rows))
+    parts = {part: PARTS[part](options.steps, options.classes) for part in options.only or PARTS}
+    result = {"machine": harness.machine(), "steps": options.steps, **parts}
+    harness.write(result, options.out, "low_precision")
+    print("\n\n".join(map(table, parts.values())))
+    return int(not all(row["met"] for rows in parts.values() for row in rows))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ drawn here.
 
 The sources are not on the path: microsoft/dion is a checkout of the commit in ``peers.txt``, and torchtitan,
 of which only ``distributed/flex_shard`` is imported, an unpacked wheel. DistMuon is for CUDA devices: that it
-asks for one, and its streams and events, are left out here. ``<out>/peer_bytes.json`` keeps every collective,
-``<out>/peer_bytes.md`` the tables.
+asks for one, and its streams and events, are left out here. Tables are printed, and their figures go to
+``<out>/peer_bytes.json``: means over the processes.
 
     git clone https://github.com/microsoft/dion FOLDER && git -C FOLDER checkout COMMIT
     pip install --no-deps --target TITAN torchtitan==0.3.0
@@ -23,10 +23,10 @@ import argparse
 import functools
 import importlib
 import json
+import statistics
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,14 +36,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-HERE = Path(__file__).resolve().parent
+from harness import command, table, write
+from sharded import Stack, stack
+
 OURS, DION, TITAN = "oxidion", "microsoft/dion", "torchtitan 0.3"
 #: Matrices of a layer: their shapes, and how many.
 LAYER = {(256, 256): 4, (1024, 256): 1, (256, 1024): 1}
@@ -64,7 +65,7 @@ OPERATIONS: dict[str, tuple[str, int]] = {
 #: Operations that send nothing.
 WAITS = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
 #: Bytes that ranks of ours compare before a step, one all-reduce on one axis.
-COMPARED = 104
+COMPARED = 112
 
 
 @dataclass
@@ -115,30 +116,6 @@ class Counted(TorchDispatchMode):
         sent = {"all_reduce": 2 * (given - own), "all_gather": given * (ranks - 1)}.get(kind, given - own)
         found = self.kinds.setdefault(kind, Given())
         found.calls, found.given, found.sent = found.calls + 1, found.given + given, found.sent + sent
-
-
-class Stack(nn.Module):
-    """Matrices that belong together: only their shapes matter."""
-
-    def __init__(self, layers: int) -> None:
-        """Makes the matrices."""
-        super().__init__()
-        shapes = [shape for _ in range(layers) for shape, many in LAYER.items() for _ in range(many)]
-        self.weights = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for shape in shapes)
-
-
-def model_of(layers: int, mesh: DeviceMesh) -> Stack:
-    """The model, sharded, with gradients."""
-    torch.manual_seed(0)
-    model = Stack(layers)
-    fully_shard(model, mesh=mesh)
-    for param in model.parameters():
-        assert isinstance(param, DTensor)
-        own = torch.randn(param.to_local().shape)
-        param.grad = DTensor.from_local(
-            own, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-        )
-    return model
 
 
 Make = Callable[[Stack, DeviceMesh], Any]
@@ -267,7 +244,8 @@ def planned(optimizer: Any, kinds: dict[str, Given]) -> dict[str, int]:
 
     transfers = optimizer.plan().transfers
     given = sum(transfer["send"][1] for transfer in transfers)
-    assert given + COMPARED == sum(kind.given for kind in kinds.values()), "not what plan() says"
+    found = sum(kind.given for kind in kinds.values()) - COMPARED
+    assert given == found, f"plan() says {given}, and {found} were counted"
     return {"given": given, "sent": sum(map(sent, transfers)), "calls": len(transfers)}
 
 
@@ -278,15 +256,15 @@ def serve(rank: int, world: int, store: str, options: argparse.Namespace, layers
     sys.path[:0] = [str(path) for path in paths if path is not None]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
-    rows = []
+    rows, shapes = [], [shape for shape, many in LAYER.items() for _ in range(many)] * layers
     every = contenders(options).items()
     for (source, name, dtype), make in tqdm(every, f"{world} processes", disable=rank > 0, leave=False):
-        optimizer = make(model_of(layers, mesh), mesh)
+        optimizer = make(stack(shapes, mesh), mesh)
         kinds = counted(optimizer)
         plan = planned(optimizer, kinds) if source == OURS else None
         told: list[Any] = [None] * world
         dist.all_gather_object(told, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
-        rows.append({"source": source, "name": name, "dtype": dtype, "ranks": told})
+        rows.append({"source": source, "name": name, "dtype": dtype, **summed_up(told)})
     if rank == 0:
         Path(target).write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()
@@ -302,62 +280,47 @@ def run(world: int, layers: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"ranks": world, "layers": layers, "rows": rows}
 
 
-def mean(values: Iterable[float]) -> float:
-    """The mean over ranks."""
-    held = [*values]
-    return sum(held) / len(held)
+def summed_up(told: list[Any]) -> dict[str, Any]:
+    """Collectives of the first process, and bytes as means over the processes."""
+    calls = {kind: found["calls"] for kind, found in sorted(told[0][0].items())}
+    given, sent = (
+        statistics.fmean(sum(found[what] for found in kinds.values()) for kinds, _ in told)
+        for what in ("given", "sent")
+    )
+    plans = [plan["sent"] for _, plan in told if plan is not None]
+    return {
+        "calls": calls,
+        "given": given,
+        "sent": sent,
+        **({"planned": statistics.fmean(plans)} if plans else {}),
+    }
 
 
-def table(run_: dict[str, Any]) -> list[str]:
-    """The table of a run: means over the ranks."""
+def tables(run_: dict[str, Any]) -> str:
+    """The table of a run."""
     shapes = ", ".join(f"{many * run_['layers']} of {m} x {n}" for (m, n), many in LAYER.items())
-    lines = [
-        f"\n## {run_['ranks']} processes, {run_['layers']} layers: {shapes}\n",
-        "| package | optimizer | travels as | collectives | MB given | MB sent | `plan()` says sent |",
-        "|---|---|---|---|---|---|---|",
+    head = ["package", "optimizer", "travels as", "collectives", "MB given", "MB sent", "`plan()` says sent"]
+    rows = [
+        [row["source"], row["name"], row["dtype"]]
+        + [", ".join(f"{many} {kind}" for kind, many in row["calls"].items())]
+        + [f"{row[key] / 1e6:.3f}" if key in row else "" for key in ("given", "sent", "planned")]
+        for row in run_["rows"]
     ]
-    for row in run_["rows"]:
-        every = [kinds for kinds, _ in row["ranks"]]
-        calls = Counter({kind: found["calls"] for kind, found in every[0].items()})
-        text = ", ".join(f"{many} {kind}" for kind, many in sorted(calls.items()))
-        given, sent = (
-            mean(sum(f[what] for f in kinds.values()) for kinds in every) for what in ("given", "sent")
-        )
-        plans = [plan for _, plan in row["ranks"] if plan is not None]
-        says = f"{mean(plan['sent'] for plan in plans) / 1e6:.3f}" if plans else ""
-        lines.append(
-            f"| {row['source']} | {row['name']} | {row['dtype']} | {text} | {given / 1e6:.3f} | "
-            f"{sent / 1e6:.3f} | {says} |"
-        )
-    return lines
+    return f"{run_['ranks']} processes, {run_['layers']} layers: {shapes}\n\n{table(head, rows)}\n"
 
 
 def main() -> None:
     """Counts on every number of processes and writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--dion", type=Path, help="checkout of microsoft/dion; left out without one")
     parser.add_argument("--titan", type=Path, help="folder of torchtitan; left out without one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 5], help="numbers of layers")
     parser.add_argument("--rank-fractions", type=float, nargs="+", default=[1 / 4, 1 / 16])
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     options = parser.parse_args()
     runs = [run(world, layers, options) for layers in options.layers for world in options.ranks]
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / "peer_bytes.json"
-    target.write_text(json.dumps({"torch": torch.__version__, "runs": runs}) + "\n", encoding="utf-8")
-    parts = [
-        "# Bytes of a step, counted at the process group\n",
-        f"Gloo processes, torch {torch.__version__}; float32 parameters under `fully_shard`, rows cut. Of "
-        "each process what the second step gives to collectives, and what leaves it if each collective sends "
-        "as few bytes as it can; means over the processes. Ours include the 104 bytes that ranks compare "
-        "before a step, which `plan()` leaves out. `python benchmarks/peer_bytes.py` counts anew.",
-    ]
-    text = "\n".join([*parts, *(line for each in runs for line in table(each))]) + "\n"
-    target.with_suffix(".md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    write({"torch": torch.__version__, "runs": runs}, options.out, "peer_bytes")
+    print("\n".join(map(tables, runs)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times of steps over gloo processes beside the times that the planner estimates for their plans.
+"""Times of steps over gloo processes, and the times that the planner estimates for their plans.
 
 For each number of processes this machine is measured as they share it: every process does the same at the
 same time. Found are the rate of products in float32 at one thread, the bandwidth of memory, and latency and
@@ -7,9 +7,9 @@ bytes a second of every kind of collective. They are written as a hardware file,
 
 A few optimizers step a small model that ``fully_shard`` has cut. All of this is interleaved in rounds. A
 sample is the time of the slowest process. Of the samples the median counts, or with ``--least`` the least:
-where a machine has other work too, that only adds to a time. Beside the time of a step stands what the
-planner says of ``optimizer.plan()`` with that hardware file. ``<out>/<name>.json`` keeps all samples,
-``<out>/<name>.md`` the tables.
+where a machine has other work too, that only adds to a time. Next to the time of a step stands what
+the planner says of ``optimizer.plan()`` with that hardware file. Tables are printed, and their figures go to
+``<out>/<name>.json``.
 
     python benchmarks/planned_times.py
     python benchmarks/planned_times.py --ranks 2 --rounds 3 --out /tmp/times
@@ -32,16 +32,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from harness import in_turns, load_average, machine
+from harness import command, in_turns, load_average, machine, table, write
 from oxidion._planning import clock, hardware, traffic
+from sharded import stack
 
-HERE = Path(__file__).resolve().parent
 SHAPES = ((512, 512),) * 4 + ((512, 1024),) * 4 + ((1024, 1024),)
 SINGLE: dict[str, Any] = {"orth_dtype": "float32"}
 #: Optimizers by what a reader calls them: class and settings.
@@ -70,30 +67,12 @@ SUMS, ELEMENTS = 2, 1 << 21
 CLEARLY = 1.5
 
 
-class Stack(nn.Module):
-    """Matrices that belong together: only their shapes matter."""
-
-    def __init__(self) -> None:
-        """Makes the matrices."""
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for shape in SHAPES)
-
-
 def contender(name: str, mesh: DeviceMesh) -> Any:
     """An optimizer of a model of its own, with gradients."""
     import oxidion
 
-    torch.manual_seed(0)
-    model = Stack()
-    fully_shard(model, mesh=mesh)
-    for param in model.parameters():
-        assert isinstance(param, DTensor)
-        local = torch.randn(param.to_local().shape)
-        param.grad = DTensor.from_local(
-            local, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-        )
     kind, settings = CONTENDERS[name]
-    return getattr(oxidion, kind)(model.parameters(), lr=1e-3, **settings)
+    return getattr(oxidion, kind)(stack(SHAPES, mesh).parameters(), lr=1e-3, **settings)
 
 
 def slowest(seconds: float) -> float:
@@ -176,7 +155,7 @@ def cores() -> int:
 
 
 def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> dict[str, Any]:
-    """What a hardware file holds of the machine of which these are the seconds by sample."""
+    """Contents of a hardware file of a machine, from its seconds by sample."""
     lines = {
         kind: [*line([(sent[name], middle[name]) for name in sent if name.startswith(f"{kind} ")])]
         for kind in KINDS
@@ -195,7 +174,7 @@ def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> d
 
 
 def serve(rank: int, world: int, store: str, options: argparse.Namespace, target: str) -> None:
-    """One of the processes; the first writes the hardware file and, beside it, samples and estimates."""
+    """One of the processes; the first writes the hardware file and, next to it, times and estimates."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
@@ -225,11 +204,8 @@ def serve(rank: int, world: int, store: str, options: argparse.Namespace, target
         file.write_text(json.dumps(hardware_of(middle, sent, world), indent=1) + "\n", encoding="utf-8")
         known = hardware.load(target)
         steps = {name: estimated(optimizer, known) for name, optimizer in optimizers.items()}
-        for name, row in steps.items():
-            row |= {"samples": samples.pop(name), "measured": 0.0}
-            row["measured"] = middle[name]
-        found = {"steps": steps, "sent": sent, "samples": samples}
-        file.with_suffix(".samples").write_text(json.dumps(found), encoding="utf-8")
+        found = {name: {**row, "measured": middle[name]} for name, row in steps.items()}
+        file.with_suffix(".steps").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -249,14 +225,14 @@ def run(world: int, options: argparse.Namespace, target: Path) -> dict[str, Any]
     """Measures a number of processes; writes the hardware file ``target``."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(serve, args=(world, f"{folder}/store", options, str(target)), nprocs=world)
-    told = target.with_suffix(".samples")
-    found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    told = target.with_suffix(".steps")
+    steps = json.loads(told.read_text(encoding="utf-8"))
     told.unlink()
-    return {"ranks": world, "hardware": json.loads(target.read_text(encoding="utf-8")), **found}
+    return {"ranks": world, "hardware": json.loads(target.read_text(encoding="utf-8")), "steps": steps}
 
 
 def swapped(steps: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs of which the first clearly takes less time, and is not estimated to."""
+    """Pairs whose first clearly takes less time, and is not estimated to."""
     return [
         (fast, slow)
         for fast, one in steps.items()
@@ -265,83 +241,48 @@ def swapped(steps: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """A table for each number of processes."""
-    about = result["machine"]
-    parts = [
-        "# Estimated and measured times of a step\n",
-        f"{about['cpu']}, {about['cores']} cores, {about['date']}, "
-        f"{2 * result['rounds']} interleaved samples a row, {result['counted']} of them, load "
-        f"{result['load_at_start']:.1f} before. "
-        f"Matrices: {', '.join(f'{m}×{n}' for m, n in SHAPES)}, float32, one thread a process.",
+def tables(run_: dict[str, Any]) -> list[str]:
+    """Tables of a number of processes, and what is to be said of the order of steps."""
+    steps, found = run_["steps"], run_["hardware"]
+    ratios = [row["estimate"] / row["measured"] for row in steps.values()]
+    rates = f"{found['flops']['float32'] / 1e9:.1f} GFLOP/s and {found['memory'] / 1e9:.1f} GB/s a process"
+    links = [
+        [kind, f"{1e3 * latency:.2f} ms", f"{bytes_ / 1e9:.2f} GB/s"]
+        for kind, (latency, bytes_) in found["collectives"].items()
     ]
-    for run_ in result["runs"]:
-        steps, found = run_["steps"], run_["hardware"]
-        ratios = [row["estimate"] / row["measured"] for row in steps.values()]
-        parts.append(
-            f"\n## {run_['ranks']} processes\n\n"
-            f"{found['flops']['float32'] / 1e9:.1f} GFLOP/s and {found['memory'] / 1e9:.1f} GB/s a process."
-            "\n\n"
-            "| collective | latency | bytes/s |\n|---|---|---|"
-        )
-        for kind, (latency, bytes_) in found["collectives"].items():
-            parts.append(f"| {kind} | {1e3 * latency:.2f} ms | {bytes_ / 1e9:.2f} GB/s |")
-        parts.append(
-            "\n| optimizer | measured | estimated | ratio | of it communication |\n|---|---|---|---|---|"
-        )
-        for name, row in sorted(steps.items(), key=lambda item: float(item[1]["measured"])):
-            parts.append(
-                f"| {name} | {1e3 * row['measured']:.1f} ms | {1e3 * row['estimate']:.1f} ms | "
-                f"{row['estimate'] / row['measured']:.2f} | {1e3 * row['exposed']:.1f} ms |"
-            )
-        order = sorted(steps, key=lambda name: float(steps[name]["estimate"]))
-        wrong = [f"{fast} before {slow}" for fast, slow in swapped(steps)]
-        parts.append(
-            f"\nRatios from {min(ratios):.2f} to {max(ratios):.2f}. Estimated order: {'; '.join(order)}. "
-            f"Pairs that differ by more than {CLEARLY:g} times and are estimated the other way: "
-            f"{'; '.join(wrong) or 'none'}."
-        )
-    return "\n".join(parts) + "\n"
+    times = [
+        [name, *(f"{1e3 * row[key]:.1f} ms" for key in ("measured", "estimate", "exposed"))]
+        for name, row in sorted(steps.items(), key=lambda item: float(item[1]["measured"]))
+    ]
+    wrong = [f"{fast} before {slow}" for fast, slow in swapped(steps)]
+    return [
+        f"{run_['ranks']} processes, {rates}; estimated / measured {min(ratios):.2f} to {max(ratios):.2f}",
+        table(["collective", "latency", "bytes/s"], links),
+        table(["optimizer", "measured", "estimated", "of it communication"], times),
+        f"More than {CLEARLY:g} times apart, and estimated the other way: {'; '.join(wrong) or 'none'}.",
+    ]
 
 
 def main() -> None:
     """Measures every number of processes and writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of processes")
-    parser.add_argument(
-        "--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), help="these optimizers"
-    )
-    parser.add_argument(
-        "--least",
-        dest="counted",
-        action="store_const",
-        const=min,
-        default=statistics.median,
-        help="count the least of the samples, not the median: for a machine that has other work too",
-    )
+    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    least = "count the least of the samples, not the median: for a machine that has other work too"
+    how = {"dest": "counted", "action": "store_const", "const": min, "default": statistics.median}
+    parser.add_argument("--least", help=least, **how)  # type: ignore[arg-type]
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, of two samples each")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--name", default="planned_times", help="file name of the results, without suffix")
     options = parser.parse_args()
     if min(options.ranks) < 2 or options.rounds < 1:
         parser.error("--ranks must be at least 2 and --rounds at least 1")
     options.out.mkdir(parents=True, exist_ok=True)
-    result = {
-        "machine": machine(),
-        "rounds": options.rounds,
-        "counted": options.counted.__name__,
-        "load_at_start": load_average(),
-        "runs": [],
-    }
+    facts = {"rounds": options.rounds, "counted": options.counted.__name__, "load_at_start": load_average()}
+    result: dict[str, Any] = {"machine": machine(), **facts, "runs": []}
     for world in options.ranks:
         result["runs"].append(run(world, options, options.out / f"{options.name}-{world}.json"))
-    target = options.out / f"{options.name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = markdown(result)
-    target.with_suffix(".md").write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+        print("\n\n".join(tables(result["runs"][-1])), end="\n\n")
+    write(result, options.out, options.name)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""Quality of an orthonormal update: a speed row means little without it.
+"""Quality of an orthonormal update, on the device where its time was taken: a speed means little without it.
 
-A step is taken from a zero weight without weight decay, so the weight holds minus the update times a scale.
-The scale that a library puts on its learning rate is switched off, or divided out where it cannot be.
+A step is taken from a weight of zeros, so the weight holds minus the update times learning rate and scale.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,112 +14,61 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from contenders import FAST, HALF, OURS, Contender
+from contenders import LR, Contender
 from harness import stepper
-from workloads import DION2, MUON, NORDION2, NORMUON, Shape, Workload, gradient
+from workloads import DION2, DION_4, DION_16, MUON, NORDION2, NORMUON, Shape, Tensors, Workload, gradient
 
-#: Largest side of a matrix whose float64 SVD is taken here.
-MAX_SIDE = 4096
-MAX_SHAPES = 4
+#: Least side of a matrix that is decomposed in float64, and shapes of a list.
+MAX_SIDE, MAX_SHAPES = 4096, 4
 DION_WARM_STEPS = 5
+CPU = torch.device("cpu")
+Figures = tuple[float, float, float]
 
 
-def quality(entry: Contender, workload: Workload, fraction: float) -> dict[str, Any]:
-    """Worst figures over the distinct shapes of a workload.
+def quality(
+    entry: Contender, workload: Workload, device: torch.device = CPU, shapes: int = MAX_SHAPES
+) -> dict[str, Any]:
+    """Worst figures over the largest distinct shapes; none of families whose updates are not orthonormal.
 
     Returns:
         ``sigma_max``: largest singular value of U or of P (Dion);
         ``orthogonality``: largest ``||U U^T - I||_F / sqrt(rank)``, short side of U or P^T P (Dion);
         ``cosine``: smallest cosine to the exact result, computed in float64: the polar factor of what U was
-        made of, or P Q^T from the same momentum and Q (Dion); ``shapes``: what was looked at.
+        made of, or P Q^T from the same momentum and Q (Dion).
 
         U is the update; of Dion2 and NorDion2 its rows or columns that moved; of NorMuon and NorDion2 as it
         was before the normalization of its rows.
     """
-    shapes = _distinct(workload.matrices)
-    relatives = {MUON: _muon, NORMUON: _relative, DION2: _relative, NORDION2: _relative}
-    measure = relatives.get(entry.family, _dion)
-    return worst([measure(entry, shape, fraction) for shape in shapes], shapes)
-
-
-def worst(rows: Sequence[tuple[float, float, float]], shapes: Sequence[Shape]) -> dict[str, Any]:
-    """The worst of each figure over shapes."""
-    sigma, orthogonality, cosine = zip(*rows, strict=True)
-    return {
-        "sigma_max": max(sigma),
-        "orthogonality": max(orthogonality),
-        "cosine": min(cosine),
-        "shapes": [list(shape) for shape in shapes],
+    measures = {
+        **dict.fromkeys((MUON, NORMUON, DION2, NORDION2), of_update),
+        **dict.fromkeys((DION_4, DION_16), of_dion),
     }
+    chosen = distinct(workload.matrices)[:shapes]
+    if entry.family not in measures or not chosen:
+        return {}
+    rows = [measures[entry.family](entry, shape, device) for shape in chosen]
+    sigma, orthogonality, cosines = zip(*rows, strict=True)
+    return {"sigma_max": max(sigma), "orthogonality": max(orthogonality), "cosine": min(cosines)}
 
 
-def _distinct(shapes: Sequence[Shape]) -> list[Shape]:
-    """The largest distinct shapes with both sides above 1: a vector has a single singular value."""
-    eligible = {shape for shape in shapes if min(shape) > 1 and max(shape) <= MAX_SIDE}
-    return sorted(eligible, key=lambda shape: (-math.prod(shape), shape))[:MAX_SHAPES]
+def distinct(shapes: Sequence[Shape]) -> list[Shape]:
+    """The distinct shapes whose decomposition takes seconds, the largest first: a vector needs none."""
+    eligible = {shape for shape in shapes if 1 < min(shape) <= MAX_SIDE}
+    return sorted(eligible, key=lambda shape: (-math.prod(shape), shape))
 
 
-def _step(optimizers: Sequence[Optimizer], entry: Contender) -> None:
-    stepper(optimizers, compiled=entry.compiled)()
-
-
-def _muon(entry: Contender, shape: Shape, _fraction: float) -> tuple[float, float, float]:
-    weight = torch.nn.Parameter(torch.zeros(shape))
-    weight.grad = gradient(shape, seed=1)
-    _step([_plain_muon(entry, weight)], entry)
-    update = -weight.detach().double() / _muon_scale(entry.source, shape)
-    return *_orthonormality(update), _cosine(update, _polar_factor(shape))
-
-
-@functools.cache
-def _polar_factor(shape: Shape) -> Tensor:
-    """The exact polar factor of the gradient that `_muon` steps with."""
-    return _polar(gradient(shape, seed=1).double())
-
-
-def _polar(matrix: Tensor) -> Tensor:
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left @ right
-
-
-def _plain_muon(entry: Contender, weight: Tensor) -> Optimizer:
-    source = entry.source
-    settings: dict[str, Any] = {"lr": 1.0, "weight_decay": 0.0}
-    if entry.name == FAST:
-        settings["orth_preset"] = "fast"
-    if source == "torch":
-        return torch.optim.Muon([weight], **settings)
-    if source == "pytorch_optimizer":
-        import pytorch_optimizer
-
-        return pytorch_optimizer.Muon([{"params": [weight], "use_muon": True, **settings}])
-    return _module(entry).Muon([weight], adjust_lr=None, **settings)
-
-
-def _module(entry: Contender) -> Any:
-    return importlib.import_module("oxidion" if entry.source == OURS else "dion")
-
-
-def _muon_scale(source: str, shape: Shape) -> float:
-    """The factor that torch and pytorch_optimizer put on the learning rate by default."""
-    return math.sqrt(max(1.0, shape[0] / shape[1])) if source in ("torch", "pytorch_optimizer") else 1.0
-
-
-def _relative(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
-    """Of what NorMuon, Dion2 or NorDion2 orthonormalized."""
-    weight = torch.nn.Parameter(torch.zeros(shape))
-    weight.grad = gradient(shape, seed=1)
-    settings: dict[str, Any] = {} if entry.family == NORMUON else {"fraction": fraction}
-    name = {NORMUON: "NorMuon", DION2: "Dion2", NORDION2: "NorDion2"}[entry.family]
-    optimizer = getattr(_module(entry), name)([weight], lr=1.0, weight_decay=0.0, adjust_lr=None, **settings)
-    _step([optimizer], entry)
+def of_update(entry: Contender, shape: Shape, device: torch.device) -> Figures:
+    """Of the update, or the part of it that was orthonormalized."""
+    weight, [optimizer, *_] = _first_step(entry, shape, device)
+    update, rows, columns = moved(-weight.detach().double() / (LR * scale(entry.source, shape)))
     variance = optimizer.state[weight].get("variance_neuron")
-    beta2 = optimizer.param_groups[0].get("muon_beta2", 0.0)
-    update, rows, columns = moved(-weight.detach().double())
     if variance is not None:
+        beta2 = optimizer.param_groups[0].get("muon_beta2", 0.0)
         update = before_normalization(update, variance.detach().double()[rows], beta2)
-    exact = _polar_factor(shape) if update.shape == shape else _polar(weight.grad[rows][:, columns].double())
-    return *_orthonormality(update), _cosine(update, exact)
+    if update.shape == shape:
+        return *orthonormality(update), cosine(update, _polar_factor(shape, device))
+    assert weight.grad is not None
+    return *orthonormality(update), cosine(update, polar(weight.grad[rows][:, columns].double()))
 
 
 def moved(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,44 +78,88 @@ def moved(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def before_normalization(update: Tensor, variance: Tensor, beta2: float) -> Tensor:
-    """What NorMuon's first step made an update of: V then holds ``(1 - beta2) mean_j U_ij^2``."""
+    """The update that NorMuon's first step normalized: V then holds ``(1 - beta2) mean_j U_ij^2``."""
     squares = variance / (1 - beta2) * update.shape[1]
     return update / update.norm(dim=1, keepdim=True) * squares.sqrt()
 
 
-def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
-    weight = torch.nn.Parameter(torch.zeros(shape))
-    settings = {"orth_dtype": "bfloat16"} if entry.name == HALF else {}
-    optimizer = _module(entry).Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction, **settings)
-    for step in range(DION_WARM_STEPS):
-        weight.grad = gradient(shape, seed=step)
+def of_dion(entry: Contender, shape: Shape, device: torch.device) -> Figures:
+    """Of P, found from the update and the new Q, after a few steps."""
+    weight, [optimizer, *_] = _first_step(entry, shape, device)
+    assert weight.grad is not None
+    for step in range(1, DION_WARM_STEPS):
+        weight.grad.copy_(gradient(shape, step, device))  # in its memory: a graph may hold the address
         _step([optimizer], entry)
     with torch.no_grad():
         weight.zero_()
+    weight.grad.copy_(gradient(shape, DION_WARM_STEPS, device))
     state = optimizer.state[weight]
-    weight.grad = gradient(shape, seed=DION_WARM_STEPS)
     momentum, basis = (state["momentum"] + weight.grad).double(), state["Q"].double()
     _step([optimizer], entry)
-    update = -weight.detach().double() / math.sqrt(shape[0] / shape[1])
+    update = -weight.detach().double() / (LR * scale(entry.source, shape))
     if shape[0] < shape[1]:
         momentum, update = momentum.mT, update.mT
     exact_left = torch.linalg.qr(momentum @ basis).Q
-    exact_right = _unit_columns(momentum.mT @ exact_left)
+    right = momentum.mT @ exact_left
+    exact = exact_left @ (right / (right.norm(dim=0) + 1e-8)).mT
     left = torch.linalg.lstsq(optimizer.state[weight]["Q"].double(), update.mT).solution.mT
-    return *_orthonormality(left), _cosine(update, exact_left @ exact_right.mT)
+    return *orthonormality(left), cosine(update, exact)
 
 
-def _unit_columns(matrix: Tensor) -> Tensor:
-    return matrix / (matrix.norm(dim=0) + 1e-8)
+def _first_step(entry: Contender, shape: Shape, device: torch.device) -> tuple[Tensor, list[Optimizer]]:
+    weight = torch.nn.Parameter(torch.zeros(shape, device=device))
+    weight.grad = gradient(shape, 1, device)
+    optimizers = list(entry.build(Tensors([weight], [])))
+    _step(optimizers, entry)
+    return weight, optimizers
 
 
-def _orthonormality(matrix: Tensor) -> tuple[float, float]:
+def _step(optimizers: Sequence[Optimizer], entry: Contender) -> None:
+    stepper(optimizers, compiled=entry.compiled)()
+
+
+def scale(source: str, shape: Shape) -> float:
+    """The factor that a library puts on its learning rate where nothing is set."""
+    rows, cols = shape
+    return math.sqrt(max(1.0, rows / cols) if source in ("torch", "pytorch_optimizer") else rows / cols)
+
+
+def largest_singular_value(matrix: Tensor) -> float:
+    """Largest singular value, of the direction that the 1024th power of the Gram matrix leaves.
+
+    In float32, by ten products: a decomposition of 4096 rows takes seconds on a device.
+    """
+    short = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT).float()
+    power = short @ short.mT
+    for _ in range(10):
+        power = power / power.norm().clamp_min(1e-30)
+        power = power @ power
+    vector = power[:, power.diagonal().argmax()]
+    return float((short.mT @ vector).norm() / vector.norm().clamp_min(1e-30))
+
+
+@functools.cache
+def _polar_factor(shape: Shape, device: torch.device) -> Tensor:
+    """The exact polar factor of the gradient that a first step has."""
+    return polar(gradient(shape, 1, device).double())
+
+
+def polar(matrix: Tensor) -> Tensor:
+    """The polar factor of a float64 matrix of full rank, from the eigenvalues of its Gram matrix."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return polar(matrix.mT).mT
+    values, vectors = torch.linalg.eigh(matrix @ matrix.mT)
+    return (vectors * values.clamp_min(values[-1] * 1e-14).rsqrt()) @ vectors.mT @ matrix
+
+
+def orthonormality(matrix: Tensor) -> tuple[float, float]:
     """Largest singular value, and the distance of the Gram matrix of the short side from the identity."""
     short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     gram = short @ short.mT
-    distance = (gram - torch.eye(gram.shape[0], dtype=gram.dtype)).norm() / math.sqrt(gram.shape[0])
-    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()), float(distance)
+    distance = (gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).norm()
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()), float(distance / math.sqrt(len(gram)))
 
 
-def _cosine(update: Tensor, exact: Tensor) -> float:
+def cosine(update: Tensor, exact: Tensor) -> float:
+    """Of the angle between two matrices."""
     return float((update * exact).sum() / (update.norm() * exact.norm()))

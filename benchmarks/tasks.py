@@ -4,7 +4,8 @@ Two networks on MNIST-1D (generated data of the package `mnist1d`), and an assoc
 the last of 99 pairs of which the k-th has a frequency of 1/k. Wrong code shows here (a sign, a scale, a
 transposition, a basis), in two minutes; of large models these problems say nothing.
 
-Writes `<out>/tasks.json` (machine, versions, every run) and `.md`; ends with 1 where a bar is missed.
+Prints tables and writes `<out>/tasks.json` (machine, versions, means over seeds); ends with 1 where a bar is
+missed.
 
     python benchmarks/peers.py .cache/peers --only mnist1d==0.0.2.post1
     python benchmarks/tasks.py --peer-path .cache/peers/packages
@@ -12,14 +13,12 @@ Writes `<out>/tasks.json` (machine, versions, every run) and `.md`; ends with 1 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import harness
 import oxidion
-from harness import between, load_average, machine
 
-HERE = Path(__file__).resolve().parent
-BEGIN, END = "<!-- tasks: begin -->", "<!-- tasks: end -->"
 FACTS = 99
 """Pairs of the associative memory: the first is the most frequent one, the last the rarest."""
 
@@ -263,48 +260,49 @@ def verdicts(runs: Sequence[Run]) -> list[tuple[str, str, bool]]:
     ]
 
 
-def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
+def summed_up(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each problem and optimizer: mean, least and largest figures over seeds."""
+    own: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        own.setdefault((run.problem, run.optimizer), []).append(run)
+    found = []
+    for (problem, optimizer), same in own.items():
+        figures = {}
+        for key in same[0].figures:
+            every = [run.figures[key] for run in same]
+            figures[key] = [statistics.fmean(every), min(every), max(every)]
+        seconds = statistics.fmean(run.seconds for run in same)
+        row = {"problem": problem, "optimizer": optimizer, "steps": same[0].steps, "seeds": len(same)}
+        found.append({**row, "figures": figures, "seconds": seconds})
+    return found
+
+
+def markdown(result: dict[str, Any]) -> str:
     """Tables of figures and of bars."""
     own, versions = result["machine"], result["versions"]
     threads = f"{result['threads']} thread{'s' * (result['threads'] > 1)}"
-    lines = [
+    about = (
         f"{own['cpu']}, {threads}, oxidion {versions['oxidion']}, torch {versions['torch']}, "
         f"{own['date'][:10]}; `{result['command']}`. Means over seeds, least and most "
-        "in brackets; seconds of the processor, with evaluation.",
-        "",
-        "| problem | optimizer | steps | seeds | figure | seconds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for problem in PROBLEMS:
-        for name, figures in means(runs, problem).items():
-            own_runs = [run for run in runs if (run.problem, run.optimizer) == (problem, name)]
-            for key, mean in figures.items():
-                every = [run.figures[key] for run in own_runs]
-                lines.append(
-                    f"| {problem} | {name} | {own_runs[0].steps} | {len(own_runs)} "
-                    f"| {key} {mean:.3f} [{min(every):.3f}, {max(every):.3f}] "
-                    f"| {statistics.fmean(run.seconds for run in own_runs):.1f} |"
-                )
-    lines += ["", "| problem | bar | holds |", "|---|---|---|"]
-    lines += [f"| {p} | {text} | {'yes' if holds else '**no**'} |" for p, text, holds in verdicts(runs)]
-    return "\n".join(lines) + "\n"
-
-
-def on_page(text: str, tables: str) -> str:
-    """A page with the tables between its two marks."""
-    return between(text, (BEGIN, END), tables)
+        "in brackets; seconds of the processor, with evaluation."
+    )
+    rows = []
+    for row in result["rows"]:
+        where = [row["problem"], row["optimizer"], str(row["steps"]), str(row["seeds"])]
+        for key, (mean, low, high) in row["figures"].items():
+            rows.append([*where, f"{key} {mean:.3f} [{low:.3f}, {high:.3f}]", f"{row['seconds']:.1f}"])
+    bars = [[bar["problem"], bar["bar"], "yes" if bar["holds"] else "**no**"] for bar in result["bars"]]
+    first = harness.table(["problem", "optimizer", "steps", "seeds", "figure", "seconds"], rows)
+    return "\n\n".join([about, first, harness.table(["problem", "bar", "holds"], bars)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains what is asked for; 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.command(__doc__)
     parser.add_argument("--problems", default=",".join(PROBLEMS), help="names by comma (default: all)")
     parser.add_argument("--seeds", default="0,1", help="whole numbers by comma (default: 0,1)")
     parser.add_argument("--steps", type=int, help="of every run instead; bars are for the usual numbers")
     parser.add_argument("--peer-path", type=Path, help="folder of packages with mnist1d")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--page", type=Path, help="page to put the tables in, between its marks")
     parser.add_argument("--threads", type=int, default=1, help="of torch; the networks are small")
     options = parser.parse_args(arguments)
@@ -318,10 +316,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(PROBLEMS[name].needs_data for name in names):
         data()  # before the first run: a package that is missing says so now
     result: dict[str, Any] = {
-        "machine": machine(),
+        "machine": harness.machine(),
         "versions": {"oxidion": oxidion.__version__, "torch": torch.__version__},
         "threads": torch.get_num_threads(),
-        "load": load_average(),
+        "load": harness.load_average(),
         "command": f"python benchmarks/tasks.py {given}".strip(),
     }
     runs: list[Run] = []
@@ -334,17 +332,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 assert all(map(math.isfinite, figures.values()))
                 runs.append(Run(problem, name, seed, steps, figures, time.process_time() - start))
                 print(problem, name, seed, figures, f"{runs[-1].seconds:.1f} s", file=sys.stderr)
-    options.out.mkdir(parents=True, exist_ok=True)
-    bars = [dict(zip(("problem", "bar", "holds"), each, strict=True)) for each in verdicts(runs)]
-    text = json.dumps({**result, "bars": bars, "runs": [asdict(run) for run in runs]}, indent=1)
-    (options.out / "tasks.json").write_text(text + "\n", encoding="utf-8")
-    tables = markdown(result, runs)
-    (options.out / "tasks.md").write_text("# Small problems\n\n" + tables, encoding="utf-8")
+    result["bars"] = [dict(zip(("problem", "bar", "holds"), each, strict=True)) for each in verdicts(runs)]
+    result = harness.rounded({**result, "rows": summed_up(runs)})
+    harness.write(result, options.out, "tasks")
     if options.page is not None:
-        page = on_page(options.page.read_text(encoding="utf-8"), tables)
+        page = harness.between(options.page.read_text(encoding="utf-8"), "tasks", markdown(result))
         options.page.write_text(page, encoding="utf-8")
-    sys.stdout.write(tables)
-    return 0 if all(holds for _, _, holds in verdicts(runs)) else 1
+    sys.stdout.write(markdown(result))
+    return 0 if all(bar["holds"] for bar in result["bars"]) else 1
 
 
 if __name__ == "__main__":

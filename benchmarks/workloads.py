@@ -7,6 +7,7 @@ orthonormal update depends on the spectrum, so plain Gaussian gradients would fl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,68 +90,97 @@ def gpt(layers: int, families: tuple[str, ...], *, one_thread: bool = True) -> W
     return Workload(f"gpt160m-l{layers}", summary, matrices, gains, families, (), one_thread)
 
 
-def single(rows: int, cols: int, families: tuple[str, ...], quick: tuple[str, ...] = ()) -> Workload:
+def single(rows: int, cols: int, families: tuple[str, ...], *, prefix: str = "", **keys: Any) -> Workload:
     """One matrix."""
-    return Workload(f"{rows}x{cols}", f"one {rows}x{cols} matrix", ((rows, cols),), (), families, quick)
+    name = f"{rows}x{cols}"
+    return Workload(f"{prefix}{name}", f"one {name} matrix", ((rows, cols),), (), families, **keys)
 
 
 def gpt2() -> Workload:
     """The 74 tensors of GPT-2: per layer four matrices and two gains; two embeddings."""
     layer: tuple[Shape, ...] = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
     matrices = (*layer * 12, (50257, 768), (1024, 768))
-    return Workload(
-        "gpt2-74", "the 74 tensors of GPT-2, 124 million elements", matrices, ((768,),) * 24, ELEMENTWISE
-    )
+    summary = "the 74 tensors of GPT-2, 124 million elements"
+    return Workload("gpt2-74", summary, matrices, ((768,),) * 24, ELEMENTWISE)
+
+
+def repeated(count: int, *shape: int, families: tuple[str, ...] = (), **keys: Any) -> Workload:
+    """Equal matrices, or else equal vectors."""
+    shapes = (shape,) * count
+    name = "x".join(map(str, (count, *shape)))
+    matrices, others = (shapes, ()) if len(shape) == 2 else ((), shapes)
+    return Workload(keys.pop("name", name), f"{count} of {shape}", matrices, others, families, **keys)
 
 
 def catalogue() -> tuple[Workload, ...]:
-    """Every workload."""
-    wide_matrices, wide_gains = gpt_layers(768, 10)
+    """Every workload for CPUs."""
+    matrices, gains = gpt_layers(768, 10)
+    summary = "24 matrices of 13 shapes, 1xn and nx1 included, and 12 vectors"
+    small = ((1000,), (384,), (7,)) * 4
+    mixed = Workload("mixed", summary, MIXED, small, (*ORTHONORMAL, *ELEMENTWISE), (DION_16, LION))
+    summary = "1000 matrices of 64x64 and 4000 vectors of 768 in one optimizer"
+    both = Workload("1000x64x64+4000x768", summary, ((64, 64),) * 1000, ((768,),) * 4000, (MUON,))
+    summary = "100 million in 83 tensors: ten layers of GPT-160M width, two embeddings, gains"
+    matrices = (*matrices, (32_000, 768), (6_400, 768))
+    many = Workload("memory-100m", summary, matrices, gains, (*MEMORY, GALORE_REFRESH), one_thread=False)
+    of_memory = (*MEMORY, GALORE, GALORE_REFRESH)
     return (
         gpt(1, (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE)),
         gpt(2, (MUON, DION_4), one_thread=False),
         gpt(4, (MUON, DION_4), one_thread=False),
         gpt(12, (MUON, DION_4, DION_16)),
         gpt2(),
-        Workload(
-            "mixed",
-            "24 matrices of 13 shapes, 1xn and nx1 included, and 12 vectors",
-            MIXED,
-            ((1000,), (384,), (7,)) * 4,
-            (*ORTHONORMAL, *ELEMENTWISE),
-            quick=(DION_16, LION),
-        ),
+        mixed,
         single(1024, 4096, (MUON, DION_4, DION_16, *RELATIVES), quick=(DION_4,)),
         single(1024, 2752, (MUON,)),
         single(1024, 1024, (MUON,), quick=(MUON,)),
         single(2048, 2048, (MUON,)),
-        Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=(MUON,)),
-        Workload("200x256x256", "200 matrices of 256x256", ((256, 256),) * 200, (), (MUON,)),
-        Workload(
-            "1000x64x64+4000x768",
-            "1000 matrices of 64x64 and 4000 vectors of 768 in one optimizer",
-            ((64, 64),) * 1000,
-            ((768,),) * 4000,
-            (MUON,),
-        ),
-        Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE, quick=(ADAMW,)),
-        Workload(
-            "memory-1024x4096",
-            "one 1024x4096 matrix",
-            ((1024, 4096),),
-            (),
-            (*MEMORY, GALORE, GALORE_REFRESH),
-            quick=(LAMB, ADAFACTOR, CAME),
-        ),
-        Workload(
-            "memory-100m",
-            "100 million in 83 tensors: ten layers of GPT-160M width, two embeddings, gains",
-            (*wide_matrices, (32_000, 768), (6_400, 768)),
-            wide_gains,
-            (*MEMORY, GALORE_REFRESH),
-            one_thread=False,
-        ),
-        Workload("flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE),
+        repeated(600, 64, 64, families=(MUON, DION_4), quick=(MUON,)),
+        repeated(200, 256, 256, families=(MUON,)),
+        both,
+        repeated(4000, 768, families=ELEMENTWISE, quick=(ADAMW,)),
+        single(1024, 4096, of_memory, quick=(LAMB, ADAFACTOR, CAME), prefix="memory-"),
+        many,
+        repeated(1, 100_000_000, name="flat-100m", families=ELEMENTWISE),
+    )
+
+
+def lists() -> tuple[Workload, ...]:
+    """The lists of `cuda.py`; the last two are there to try the script."""
+    matrices, gains = gpt_layers(768, 12)
+    large = (MUON, NORMUON, DION_4, DION_16, DION2, NORDION2)
+    every = (*large, *ELEMENTWISE)
+    # Width 2048, 512 for keys and values, 8192 inside.
+    llama = ((2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192))
+    trial = ((48, 64), (64, 32))
+    return (
+        Workload("gpt160m", "GPT-160M, 12 layers", matrices, gains, every),
+        Workload("llama-1b", "Llama-1B, 16 layers", llama * 16, ((2048,),) * 33, every),
+        repeated(4, 4096, 4096, name="4096x4096", families=large),
+        repeated(3, 4096, 11008, name="4096x11008", families=large),
+        Workload("memory", "matrices of GPT-160M", matrices, (), (*MEMORY, GALORE)),
+        repeated(100, 10_000_000, name="1b", families=ELEMENTWISE),
+        Workload("tiny", "to try the script", ((64, 32),) * 2, ((7,),), (MUON, *ELEMENTWISE)),
+        Workload("trial", "to try the script", trial, (), (DION_4, DION2, NORDION2, NORMUON)),
+    )
+
+
+def device_lists() -> tuple[Workload, ...]:
+    """The lists of `device_parts.py`."""
+    llama: tuple[Shape, ...] = ((4096, 4096),) * 2 + ((1024, 4096),) * 2 + ((14336, 4096),) * 2
+    layer: tuple[Shape, ...] = ((1536, 1536),) * 4 + ((6656, 1536),) * 2 + ((1536, 6656),)
+    return (
+        Workload("gpt2-48", "48 matrices of GPT-2", gpt2().matrices[:48], (), ()),
+        *(work for work in lists() if work.name in ("4096x4096", "4096x11008")),
+        repeated(8, 1024, 4096),
+        repeated(32, 1024, 4096),
+        Workload("llama-8b-rank", "4 of 32 layers of Llama 8B", (*llama, (4096, 14336)) * 4, (), ()),
+        Workload("published-1b", "24 layers: width 1536, 6656 inside, gated", layer * 24, (), ()),
+        *(repeated(1, side, side) for side in (2048, 4096, 8192, 16384)),
+        repeated(1, 100_000_000, name="100m"),
+        repeated(1, 250_000_000, name="250m"),
+        repeated(4000, 768),
+        repeated(4000, 3),
     )
 
 

@@ -259,14 +259,14 @@ def test_states_of_emerging_optimizers_are_taken_as_they_are(more: dict[str, Any
     state |= {"eigvals_L": torch.ones(m), "eigvals_R": torch.ones(n)}
     saved = {"state": {0: state}, "param_groups": [{**EMERGING, **more, "params": [0]}]}
     param = nn.Parameter(gaussian((m, n), 1, 3))
-    optimizer: Any = oxidion.SOAP([param], max_precondition_dim=3, variant="kl")
+    optimizer: Any = oxidion.SOAP([param], max_precondition_dim=3, sides="short")
     optimizer.load_state_dict(import_state_dict(saved, "soap", optimizer))
     [group], own = optimizer.param_groups, optimizer.state[param]
     for key in ("L", "R", "Q_L", "Q_R", "exp_avg_sq"):
         assert torch.equal(own[key], state[key]), key
     assert (own["exp_avg"] - moment).abs().max() <= 1e-14
     assert float(own["step"]) == 8
-    wanted = {"variant": "soap", "precondition_frequency": 1, "decay_order": "torch"}
+    wanted = {"sides": "both", "precondition_frequency": 1, "decay_order": "torch"}
     assert {key: group[key] for key in wanted} == wanted
     assert group["shampoo_beta"] == (0.8 if more.get("shampoo_beta", -1) > 0 else None)
 

@@ -1,7 +1,5 @@
 //! Groups (dicts) to options and live scalars.
 
-use std::collections::BTreeMap;
-
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -67,8 +65,6 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
         Ok(OptionValue::Str(value.str()?.to_string().trim_start_matches("torch.").into()))
     } else if value.is_callable() {
         callback(value)
-    } else if let Ok(numbers) = value.extract::<BTreeMap<String, f64>>() {
-        Ok(OptionValue::Table(numbers.into_iter().collect()))
     } else {
         listed(value)
             .and_then(|list| of_list(&list))

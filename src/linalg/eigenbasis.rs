@@ -73,18 +73,14 @@ pub fn eigenbasis(
     Ok(if is_finite(&basis_dd)? { Some(basis_dd) } else { None })
 }
 
-/// One power iteration on all directions, `Q ← qr(A Q)`, `[d, d]` in the type of Q. `sorts`: columns go into the
-/// factorization by falling estimate of their eigenvalue, the first of equal ones first, and come back to their places. None
-/// where the result is not finite. The host waits for a device.
+/// One power iteration on all directions, `Q ← qr(A Q)`, `[d, d]` in the type of Q. Columns go into the factorization by
+/// falling estimate of their eigenvalue, the first of equal ones first, and come back to their places. None where the result
+/// is not finite. The host waits for a device.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn followed(a_dd: &Tensor, q_dd: &Tensor, sorts: bool) -> Result<Option<Tensor>> {
+pub fn followed(a_dd: &Tensor, q_dd: &Tensor) -> Result<Option<Tensor>> {
     let product_dd = a_dd.f_mm(q_dd)?;
-    if !sorts {
-        let (next_dd, _) = Tensor::f_linalg_qr(&product_dd, "reduced")?;
-        return Ok(if is_finite(&next_dd)? { Some(next_dd) } else { None });
-    }
     let estimates_d = q_dd.f_mul(&product_dd)?.f_sum_dim_intlist([0].as_slice(), false, q_dd.f_kind()?)?;
     let (_, order_d) = estimates_d.f_sort_stable(true, 0, true)?;
     let (sorted_dd, _) = Tensor::f_linalg_qr(&product_dd.f_index_select(1, &order_d)?, "reduced")?;

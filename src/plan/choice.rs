@@ -14,8 +14,6 @@ use crate::spec::{DimSharding, Options};
 pub(super) enum Choice {
     /// The axes that send least.
     Auto,
-    /// The axes that take least time: bytes per second of the links of axes, by name.
-    Timed(Vec<(String, f64)>),
     /// These, by name, with the ones that shard the same side inside of them.
     Named(Vec<String>),
     /// All that shard matrices.
@@ -25,9 +23,6 @@ pub(super) enum Choice {
 impl Choice {
     /// Reads the key `route` of a group.
     pub(super) fn of_group(options: &Options) -> Result<Self> {
-        if let Some(rates) = options.table("route") {
-            return Ok(Self::Timed(rates.to_vec()));
-        }
         Ok(match options.words("route")? {
             None => Self::Auto,
             Some(words) => match words.as_slice() {
@@ -41,17 +36,13 @@ impl Choice {
 
     /// Refuses names of axes that none of these layouts has, if any is distributed.
     pub(super) fn check<'a>(&self, layouts: impl Iterator<Item = &'a Layout>) -> Result<()> {
-        let names: Vec<&str> = match self {
-            Self::Named(names) => names.iter().map(String::as_str).collect(),
-            Self::Timed(rates) => rates.iter().map(|(name, _)| name.as_str()).collect(),
-            Self::Auto | Self::All => return Ok(()),
-        };
+        let Self::Named(names) = self else { return Ok(()) };
         let mut known: Vec<&str> = layouts
             .flat_map(|layout| layout.distributed_axes().map(|(axis, _)| axis.name.as_str()))
             .collect();
         known.sort_unstable();
         known.dedup();
-        match names.iter().find(|name| !known.contains(name)) {
+        match names.iter().find(|name| !known.contains(&name.as_str())) {
             Some(name) if !known.is_empty() => Err(Error::Value(format!(
                 "route names the axis '{name}', but the parameters of the group have the axes {}",
                 known.join(", ")
@@ -62,7 +53,7 @@ impl Choice {
 
     fn allows(&self, bucket: &Bucket, gathered: &[usize]) -> bool {
         match self {
-            Self::Auto | Self::Timed(_) => true,
+            Self::Auto => true,
             Self::All => gathered.len() == sharding(bucket).count(),
             Self::Named(names) => {
                 // The fewest that have all of these: candidates come in the order of their number.
@@ -70,14 +61,6 @@ impl Choice {
                 sharding(bucket).filter(wanted).all(|a| gathered.contains(&a))
             }
         }
-    }
-
-    /// The cost of a way: what is sent, in bytes or in seconds. An axis without a rate has the slowest links of all.
-    fn cost(&self, bucket: &Bucket, sent: &[f64]) -> f64 {
-        let Self::Timed(rates) = self else { return sent.iter().sum() };
-        let slowest = rates.iter().map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
-        let rate = |name: &str| rates.iter().find(|(own, _)| own == name).map_or(slowest, |(_, rate)| *rate);
-        bucket.axes.iter().zip(sent).map(|(axis, bytes)| bytes / rate(&axis.axis.name)).sum()
     }
 }
 
@@ -121,9 +104,9 @@ fn candidates(bucket: &Bucket) -> Vec<Vec<usize>> {
     all
 }
 
-/// Of the ways that the group allows the one that sends least, or takes least time to send, among those of which one matrix is within `most` bytes of
-/// workspace where there are such; `make` gives the bucket that gathers some axes. Keeping goes first where nothing is gained,
-/// and the numbers depend on sizes alone: all processes choose alike.
+/// Returns the way that sends least of those that the group allows. Ways that need more than `most` bytes of workspace for one
+/// matrix come last. `make` gives the bucket that gathers some axes. Keeping goes first where nothing is gained, and the
+/// numbers depend on sizes alone: all processes choose alike.
 ///
 /// # Errors
 /// Whatever `make` returns.
@@ -142,11 +125,11 @@ pub(super) fn choose(
             Some(most) => workspace::bytes(&candidate, 1)? > most,
             None => false,
         };
-        let cost = (exceeds, choice.cost(&candidate, &bytes));
+        let cost = (exceeds, bytes.iter().sum());
         let allowed = choice.allows(&keep, &gathered);
         let better = match (&best, choice) {
             (None, _) => true,
-            (Some((least, _)), Choice::Auto | Choice::Timed(_)) => cost < *least,
+            (Some((least, _)), Choice::Auto) => cost < *least,
             _ => false,
         };
         alternatives.push(Alternative { gathered, bytes });

@@ -28,8 +28,6 @@ pub enum OptionValue {
     Floats(Vec<f64>),
     /// A list of lists of real numbers.
     Rows(Vec<Vec<f64>>),
-    /// Real numbers by name, in the order of the names.
-    Table(Vec<(String, f64)>),
     /// A function of the user.
     Callback(Callback),
 }
@@ -145,15 +143,6 @@ impl Options {
             // An empty list has no kind.
             OptionValue::Ints(numbers) if numbers.is_empty() => Ok(Some(Vec::new())),
             _ => self.wrong(key, "a string or a list of strings"),
-        }
-    }
-
-    /// Real numbers by name, `None` for any other value.
-    #[must_use]
-    pub fn table(&self, key: &str) -> Option<&[(String, f64)]> {
-        match self.get(key) {
-            OptionValue::Table(numbers) => Some(numbers),
-            _ => None,
         }
     }
 

@@ -43,7 +43,6 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.APOLLOAdamW, {"rank": 16, "update_proj_gap": 4}),
     (oxidion.SOAP, DUE),
     (oxidion.SOAP, {**DUE, "sides": "short"}),
-    (oxidion.SOAP, {**DUE, "variant": "kl", "betas": (0.95, 0.9)}),
     (oxidion.SOAPMuon, DUE),
     (oxidion.Muon, {"weight_decay": 0.0, "weight_norm": "hyperball"}),
 ]

@@ -42,7 +42,6 @@ EVERY: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.APOLLOMini, {"weight_decay": 0.1}),
     (oxidion.SOAP, {}),
     (oxidion.SOAP, {"sides": "short", "cautious_wd": True, "state_bits": 8, "shape": (64, 64)}),
-    (oxidion.SOAP, {"variant": "kl"}),
     (oxidion.SOAPMuon, {}),
     (oxidion.MuonH, {}),
 ]

@@ -69,7 +69,6 @@ FLOORS = [
     (oxidion.SOAP, {"cautious_wd": True}),
     (oxidion.SOAP, {"cautious_wd": True, "decay_order": "torch"}),
     (oxidion.SOAP, {"normalize_grads": True, "sides": "short"}),
-    (oxidion.SOAP, {"variant": "kl"}),
     (oxidion.SOAPMuon, {}),
     (oxidion.SOAPMuon, {"cautious_wd": True}),
 ]

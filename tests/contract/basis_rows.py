@@ -58,7 +58,7 @@ CASES = (
         positional=(("lr", 3e-3), ("betas", (0.95, 0.95)), ("eps", 1e-8), ("weight_decay", 1e-2)),
         keyword_only=KEYWORDS
         | {"correct_bias", "normalize_grads", "decay_order", "max_precond_dim", "normalize_gradient"}
-        | {"merge_dims", "variant", "weight_norm", "weight_norm_floor"},
+        | {"merge_dims", "weight_norm", "weight_norm_floor"},
         state={"soap": MOMENTS | BASES, "soap, vectors": MOMENTS, "adamw": MOMENTS},
         bad=(
             *BAD,
@@ -66,7 +66,6 @@ CASES = (
             ("correct_bias", 2),
             ("normalize_grads", "no"),
             ("merge_dims", "left"),
-            ("variant", "shampoo"),
             ("decay_order", "first"),
             ("weight_norm", "sphere"),
             ("weight_norm_floor", -1.0),

@@ -70,8 +70,6 @@ PAIRS: list[tuple[Callable[[nn.Parameter], Any], Written, str]] = [
         {"warmup_init": True},
         "warmup_init=True requires",
     ),
-    (lambda param: oxidion.SOAP([param], variant="kl"), {"sides": "short"}, "sides must be 'both'"),
-    (lambda param: oxidion.SOAP([param], sides="short"), {"variant": "kl"}, "sides must be 'both'"),
     (adamw, {"algorithm": "adamv"}, "algorithm must be one of"),
 ]
 

@@ -25,7 +25,6 @@ CODES = {"min_quant_numel": 0, "block_size": 8}
 """Keys of groups with states of 8 bits."""
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "SOAPMuon": {**KEYS, "orth_dtype": "float64"},
-    "SOAP kl": {**KEYS, "variant": "kl"},
     "SOAP codes": {**KEYS, "state_bits": 8},
     "SOAP sums": {"precondition_frequency": 2, "sides": "unsharded"},
     "GaLoreAdamW": {**LOW_RANK, "rotate_moments": True, "stagger": True},
@@ -124,8 +123,7 @@ def _placement(key: str, param: Any) -> Placement:
     if cut.dim < rows or key.startswith(("exp_avg", "momentum")):
         return cast("Placement", cut)
     own, other = ("L", "R") if cut.dim == rows else ("R", "L")
-    eigenvalues = {"L": "eigen_left", "R": "eigen_right"}
-    dims = {own: rows, other: rows + 1, eigenvalues[own]: rows}
+    dims = {own: rows, other: rows + 1}
     at = dims.get(key.removeprefix("Q_"))
     return Replicate() if at is None else Shard(at)
 

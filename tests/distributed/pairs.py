@@ -135,7 +135,7 @@ WIDE_CHOSEN = covering(WIDE_ROWS, lambda row: {row[0].name, (kind(row[0].algorit
 """Every case, and every kind of algorithm on every wide layout."""
 
 LONGER = (
-    "soap-default soap-short soap-kl soap-merged-columns soap-merged-rows soap-hyperball soap-row-floor"
+    "soap-default soap-short soap-merged-columns soap-merged-rows soap-hyperball soap-row-floor"
     " soap_muon-default muon-hyperball muon-row-floor galore-owned apollo-owned dion-orthonormal"
 )
 FEW_SHAPES = Group(((12, 8), (5, 17), (8, 8), (2, 6, 5)))

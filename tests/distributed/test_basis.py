@@ -52,10 +52,6 @@ def test_replicas_send_bases_when_they_are_due_and_nothing_else() -> None:
     assert traffic(REPLICAS, (M, N)) == [due, [], [], due]
 
 
-def test_whitened_factors_of_replicas_send_nothing_else() -> None:
-    assert traffic(REPLICAS, (M, N), variant="kl") == traffic(REPLICAS, (M, N))
-
-
 @pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])
 @pytest.mark.parametrize(("setting", "transposed"), [(ROWS, False), (COLUMNS, True), (HSDP, False)], ids=str)
 def test_unsharded_side_has_the_basis(cls: Any, setting: Setting, transposed: bool) -> None:

@@ -19,11 +19,9 @@ from . import beside
 
 STEPS = 13
 BASE: dict[str, Any] = {"lr": 2.0**-6, "weight_decay": 2.0**-3}
-KL: dict[str, Any] = {"variant": "kl", "betas": (0.95, 0.9), "correct_bias": False}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "soap": (oxidion.SOAP, {}),
     "soap-short": (oxidion.SOAP, {"sides": "short"}),
-    "soap-kl": (oxidion.SOAP, KL),
     "soap_muon": (oxidion.SOAPMuon, {}),
 }
 # Square, 3:1 and 1:3; a stack; heads of 12 x 4. Three ranks cut 26 rows to 9, 9 and 8.

@@ -50,7 +50,6 @@ OF_MATRICES: list[tuple[Any, dict[str, Any], float]] = [
     (oxidion.SOAP, {"precondition_frequency": 2}, 0.0),
     # Sums over ranks are rounded in another order, and a code that flips is 1/64 of its element.
     (oxidion.SOAP, {"precondition_frequency": 2, "sides": "short"}, 1e-2),
-    (oxidion.SOAP, {"precondition_frequency": 2, "variant": "kl"}, 0.0),
     (oxidion.SOAPMuon, {"precondition_frequency": 2, "orth_dtype": "float32"}, 0.0),
     (oxidion.Muon, {"weight_norm": "hyperball", "weight_decay": 0.0}, 1e-6),
 ]

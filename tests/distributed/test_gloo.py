@@ -54,7 +54,7 @@ def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, s
 @pytest.mark.parametrize(
     "case",
     [
-        *("soap-default", "soap-kl", "soap_muon-default", "muon-hyperball", "soap-row-floor"),
+        *("soap-default", "soap_muon-default", "muon-hyperball", "soap-row-floor"),
         *("dion-orthonormal", "galore-owned", "apollo-owned"),
     ],
 )

@@ -19,7 +19,7 @@ from .test_basis import A2A, AG, COLUMNS, HSDP, RANKS, REPLICAS, ROWS, M, N, ele
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
-BASES = ["SOAP", "SOAPMuon", "SOAP kl", "SOAP codes"]
+BASES = ["SOAP", "SOAPMuon", "SOAP codes"]
 LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW codes"]
 # Scales of blocks of 8 elements do not fit 14 columns on two ranks.
 ROWS_ONLY = {"SOAP codes", "GaLoreAdamW codes"}
@@ -34,7 +34,7 @@ CASES = [
 def test_a_step_sends_the_gradient_and_the_update_only() -> None:
     # A rank's parts of four matrices to their owners, and those of the one that it owns back, each time.
     part = (A2A, elements(M * N))
-    for kwargs in ({}, {"variant": "kl"}, {"state_bits": 8}):
+    for kwargs in ({}, {"state_bits": 8}):
         assert traffic(ROWS, (M, N), **kwargs) == [[part, part]] * 4
     assert traffic(REPLICAS, (M, N), owned_states=True) == [[(AG, elements(M * N))]] * 4
 
@@ -104,7 +104,6 @@ def test_a_checkpoint_is_that_of_one_process(groups: Groups, name: str, layout: 
     for found in groups[2].run(owning.beside_one_process, name, layout):
         of_bases = {"L", "R", "Q_L", "Q_R", "basis_step"} if name in BASES else {"exp_avg"}
         assert found.keys() >= {"weights", "exp_avg_sq", *of_bases}
-        assert ("eigen_left" in found) == ("eigen_right" in found) == name.endswith("kl")
         # Gradients and sums of squares are rounded in another order.
         assert max(found.values()) <= 1e-9, found
 

@@ -240,45 +240,17 @@ def test_named_axis_is_gathered_with_those_inside_of_it() -> None:
 def test_axis_that_no_parameter_has_is_refused() -> None:
     with pytest.raises(ValueError, match=r"route names the axis 'pp'.* fs"):
         planned(("pp",), [("fs", 2, "S", 0)])
-    with pytest.raises(ValueError, match=r"route names the axis 'pp'.* fs"):
-        planned({"pp": 1e9}, [("fs", 2, "S", 0)])
     assert planned(("pp",), []).rows()[0]["route"] is None
 
 
-@pytest.mark.parametrize("fast", ["fs", "tp"])
 @pytest.mark.parametrize("cut", [{"fs": 0, "tp": 1}, {"fs": 1, "tp": 0}])
-@pytest.mark.parametrize("ratio", [1.0, 3.0, 1000.0])
-def test_links_decide_by_the_time_of_what_is_sent(fast: str, cut: dict[str, int], ratio: float) -> None:
+@pytest.mark.parametrize("fraction", [1 / 16, 0.25, 1.0])
+def test_auto_takes_the_way_that_sends_least(cut: dict[str, int], fraction: float) -> None:
     mesh = [("fs", 4, "S", cut["fs"]), ("tp", 4, "S", cut["tp"])]
-    rates = {axis: 1e9 * (ratio if axis == fast else 1.0) for axis in cut}
-    ((_, chosen, ways),) = planned(rates, mesh).routes()
-    seconds = {way: sum(sent / rates[axis] for axis, sent in by_axis) for way, by_axis in ways}
-    assert len(seconds) == 4
-    assert seconds[chosen] == min(seconds.values())
-    # The links that are told alone are the slowest of all, so the others are like them.
-    ((_, alone, _),) = planned({"fs": 1e9}, mesh).routes()
-    ((_, by_bytes, _),) = planned("auto", mesh).routes()
-    assert alone == by_bytes
-
-
-def test_links_change_what_is_gathered() -> None:
-    mesh = [("fs", 4, "S", 0), ("tp", 4, "S", 1)]
-
-    def gathered(fast: str) -> str:
-        rates = {"fs": 1.0, "tp": 1.0, fast: 1e6}
-        return str(planned(rates, mesh, rank_fraction=0.25).rows()[0]["route"])
-
-    # The long side is cut by fs: keeping it sends P whole along fs, and next to nothing along tp.
-    assert gathered("fs") == "gather fs"
-    assert gathered("tp") == "keep"
-
-
-def test_steps_by_links_equal_those_of_the_route_that_they_choose() -> None:
-    case, setting = case_named("dion-quarter"), setting_named("fsdp2-tp3")
-    comparison = Comparison(on_route(case, {"tp": 1e11, "fs": 1e8}), setting, torch.float64, "float64")
-    for grads in gradients(case.shapes, STEPS, 0):
-        comparison.step([on_grid(grad) for grad in grads])
-    comparison.check(1e-10)
+    ((_, chosen, ways),) = planned("auto", mesh, rank_fraction=fraction).routes()
+    found = {way: sum(sent for _, sent in by_axis) for way, by_axis in ways}
+    assert len(found) == 4
+    assert found[chosen] == min(found.values())
 
 
 WRONG = [
@@ -287,12 +259,7 @@ WRONG = [
     (1,),
     ("",),
     None,
-    {},
-    {"fs": 0.0},
-    {"fs": -1},
-    {"fs": float("inf")},
-    {"fs": "fast"},
-    {3: 1.0},
+    {"fs": 1e9},
 ]
 
 

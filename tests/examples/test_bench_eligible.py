@@ -20,15 +20,15 @@ def at(monkeypatch: pytest.MonkeyPatch, single: float, half: float) -> None:
     """Products of torch at these rates in float32 and bfloat16."""
     import torch
 
-    import eligible
+    import floors
 
-    monkeypatch.setattr(eligible, "rate", {torch.float32: single, torch.bfloat16: half}.__getitem__)
+    monkeypatch.setattr(floors, "rate", {torch.float32: single, torch.bfloat16: half}.__getitem__)
 
 
 def test_peers_that_emulate_bfloat16_are_left_out_where_a_step_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from eligible import reason
+    from floors import reason
     from workloads import named
 
     square, small = named("1024x1024"), named("600x64x64")
@@ -48,7 +48,7 @@ def test_peers_that_emulate_bfloat16_are_left_out_where_a_step_takes_long(
 
 
 def test_peers_that_are_missing_or_slow_on_long_lists_are_left_out() -> None:
-    from eligible import reason
+    from floors import reason
     from workloads import named
 
     adamw = entry("oxidion.AdamW", "adamw")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
 import shlex
+import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ TINY = shlex.split(
 )
 RATES = {"adamw": [0.0005, 0.02, 1e30], "muon": [0.01, 0.02]}
 WHAT = [
-    *("--optimizers", "adamw,muon,nordion2" if not hasattr(oxidion, "NorDion2") else "adamw,muon"),
+    *("--optimizers", "adamw,muon"),
     *("--lrs", "adamw=0.02,0.0005,1e30;muon=0.01,0.02"),
 ]
 PAGE = "before\n<!-- convergence: begin -->\nold\n<!-- convergence: end -->\nafter\n"
@@ -31,7 +30,9 @@ PAGE = "before\n<!-- convergence: begin -->\nold\n<!-- convergence: end -->\naft
 
 def run_script(folder: Path, *arguments: str) -> forks.Ended:
     script = ROOT / "benchmarks" / "convergence.py"
-    return forks.common().run(script, "--out", str(folder), *TINY, *arguments)[0]
+    return forks.common().run(
+        script, "--out", str(folder), "--runs", str(folder / "runs"), *TINY, *arguments
+    )[0]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_script(folder, *WHAT, "--seeds", "0")
     assert done.returncode == 0, done.stderr
     assert "5 runs, 0 of them done before" in done.stderr
-    (folder / "first.json").write_text((folder / "tiny.json").read_text())
+    (folder / "first.json").write_text((folder / "runs" / "tiny.json").read_text())
     (folder / "page.md").write_text(PAGE)
     done = run_script(folder, *WHAT, "--seeds", "0,1", "--page", str(folder / "page.md"))
     assert done.returncode == 0, done.stderr
@@ -52,8 +53,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(finished: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((finished / "tiny.json").read_text())
-    return loaded
+    return both(finished)
+
+
+def both(folder: Path) -> dict[str, Any]:
+    """The runs with all that the summary has."""
+    kept = json.loads((folder / "tiny.json").read_text())
+    assert "runs" not in kept
+    return {**kept, **json.loads((folder / "runs" / "tiny.json").read_text())}
 
 
 def runs_of(result: dict[str, Any], name: str, lr: float) -> list[dict[str, Any]]:
@@ -64,7 +71,6 @@ def test_convergence_runs_every_rate_and_seed_once(result: dict[str, Any]) -> No
     found = sorted((run["optimizer"], run["lr"], run["seed"]) for run in result["runs"])
     assert found == [(name, lr, seed) for name, lrs in RATES.items() for lr in lrs for seed in (0, 1)]
     assert result["plan"]["learning_rates"] == RATES
-    assert result["plan"]["missing"] == ([] if hasattr(oxidion, "NorDion2") else ["nordion2"])
     assert result["versions"]["oxidion"] == oxidion.__version__
     assert result["machine"]["cores"] >= 1
     assert result["settings"]["steps"] == 24
@@ -85,7 +91,7 @@ def test_convergence_trains_classes_beside_those_of_the_example(tmp_path: Path) 
     lrs = ";".join(f"{name}={lr}" for name, lr in rates.items())
     done = run_script(tmp_path, "--optimizers", ",".join(rates), "--lrs", lrs, "--seeds", "0")
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "tiny.json").read_text())
+    result = both(tmp_path)
     assert {run["optimizer"]: run["lr"] for run in result["runs"]} == rates
     for run in result["runs"]:
         losses = run["curve"]["held_out_loss"]
@@ -107,7 +113,7 @@ def test_convergence_losses_go_down_and_a_diverged_run_says_so(result: dict[str,
         fall = 0.1 if run["lr"] == 0.0005 else 1.0
         assert curve["held_out_loss"][-1] < curve["held_out_loss"][0] - fall
         assert run["final_held_out_loss"] == curve["held_out_loss"][-1]
-        assert curve["train_step"] == list(range(1, 25))
+        assert len(curve["train_loss"]) == 24
         assert curve["train_loss"][-1] < curve["train_loss"][0]
 
 
@@ -128,7 +134,7 @@ def test_convergence_table_equals_what_the_curves_say(result: dict[str, Any], fi
             if lr != 1e30:
                 curves[name, lr] = [(a + b) / 2 for a, b in zip(*losses, strict=True)]
                 ends[name, lr] = sorted(some[-1] for some in losses)
-    text = (finished / "tiny.md").read_text()
+    text = (finished / "stdout.txt").read_text()
     chosen = {name: min((sum(e), lr) for (n, lr), e in ends.items() if n == name)[1] for name in RATES}
     assert chosen["adamw"] == 0.02
     goal = sum(ends["adamw", 0.02]) / 2
@@ -142,8 +148,18 @@ def test_convergence_table_equals_what_the_curves_say(result: dict[str, Any], fi
         assert lr == chosen[name]
         assert row["lr_at_edge_of_grid"] == (name == "muon")
         assert row["seeds"] == 2
-        assert row["mean_loss"] == pytest.approx(mean, rel=1e-12)
-        assert (row["smallest_loss"], row["largest_loss"]) == (low, high)
+        assert row["mean_loss"] == pytest.approx(mean, rel=1e-6)
+        assert (row["smallest_loss"], row["largest_loss"]) == pytest.approx((low, high), rel=1e-6)
+        assert result["losses"][name][str(lr)] == pytest.approx(
+            {str(run["seed"]): run["final_held_out_loss"] for run in runs_of(result, name, lr)}, rel=1e-6
+        )
+        curve = result["curves"][name]
+        assert curve["mean"] == pytest.approx(curves[name, lr], rel=1e-6)
+        assert (curve["step"], curve["low"][-1], curve["high"][-1]) == (
+            [0, 6, 12, 18, 24],
+            row["smallest_loss"],
+            row["largest_loss"],
+        )
         passed = [
             step for step, loss in zip((0, 6, 12, 18, 24), curves[name, lr], strict=True) if loss <= goal
         ]
@@ -153,51 +169,41 @@ def test_convergence_table_equals_what_the_curves_say(result: dict[str, Any], fi
         assert row["tokens_per_second"] == pytest.approx(24 * 4 * 32 / quickest)
         (line,) = re.findall(rf"^\| {name} .*", text, re.MULTILINE)
         assert f"| 2 | {mean:.4f} [{low:.4f}, {high:.4f}] |" in line
-        assert line in (finished / "stdout.txt").read_text()
     assert "1e+30: diverged" in text
-    if result["plan"]["missing"]:
-        assert "Not in this version of the package: nordion2." in text
 
 
 def test_convergence_goes_on_with_what_is_there(finished: Path, result: dict[str, Any]) -> None:
     first = json.loads((finished / "first.json").read_text())
     # Times never repeat: equal ones were kept.
     assert [run["train_seconds"] for run in first["runs"]] == [r["train_seconds"] for r in result["runs"][:5]]
-    before = (finished / "tiny.json").read_text()
     done = run_script(finished, *WHAT, "--seeds", "1")
     assert "5 runs, 5 of them done before" in done.stderr
-    again = json.loads((finished / "tiny.json").read_text())
+    again = both(finished)
     assert (again["runs"], again["table"]) == (result["runs"], result["table"])
-    (finished / "tiny.json").write_text(before)
 
 
-def test_convergence_leaves_a_result_of_other_settings_alone(finished: Path) -> None:
-    before = (finished / "tiny.json").read_text()
+def test_convergence_leaves_runs_of_other_settings_alone(finished: Path) -> None:
+    before = [(finished / name).read_text() for name in ("tiny.json", "runs/tiny.json")]
     done = run_script(finished, *WHAT, "--steps", "12")
     assert done.returncode == 1
     assert "was written with other settings" in done.stderr
-    assert (finished / "tiny.json").read_text() == before
+    assert [(finished / name).read_text() for name in ("tiny.json", "runs/tiny.json")] == before
 
 
-def test_convergence_takes_a_setting_that_a_result_lacks_as_its_default(finished: Path) -> None:
-    before = (finished / "tiny.json").read_text()
-    older = json.loads(before)
-    assert older["settings"].pop("initial_scale") == 1.0
-    (finished / "tiny.json").write_text(json.dumps(older))
-    done = run_script(finished, *WHAT, "--seeds", "0,1")
-    assert done.returncode == 0, done.stderr
-    assert "10 runs, 10 of them done before" in done.stderr
-    done = run_script(finished, *WHAT, "--initial-scale", "2")
-    assert "was written with other settings" in done.stderr
-    (finished / "tiny.json").write_text(before)
+def test_convergence_leaves_a_summary_without_its_runs_alone(finished: Path, tmp_path: Path) -> None:
+    shutil.copyfile(finished / "tiny.json", tmp_path / "tiny.json")
+    done = run_script(tmp_path, *WHAT)
+    assert done.returncode == 1
+    assert "is the summary of runs that are not in" in done.stderr
+    assert (tmp_path / "tiny.json").read_text() == (finished / "tiny.json").read_text()
 
 
 def test_convergence_page_holds_the_table_between_its_marks(finished: Path) -> None:
-    page, table = (finished / "page.md").read_text(), (finished / "tiny.md").read_text()
+    page, table = (finished / "page.md").read_text(), (finished / "stdout.txt").read_text()
     assert page.startswith("before\n<!-- convergence: begin -->\n")
     assert page.endswith("<!-- convergence: end -->\nafter\n")
     assert "old" not in page
-    assert table.removeprefix("# Convergence\n\n") in page
+    assert table in page
 
 
 def test_convergence_plot_is_drawn(finished: Path) -> None:
@@ -217,7 +223,6 @@ def test_convergence_plot_is_drawn(finished: Path) -> None:
         (["--lr", "0.1", "--seed=3"], "--lr, --seed: set by this script"),
         (["--steps", "0"], "must be a whole number >= 1, got '0'"),
         (["--seeds", "0,x"], "must be a whole number >= 0, got 'x'"),
-        (["--page", "/nonexistent.md"], "--page: /nonexistent.md must hold the lines"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
     ids=lambda value: " ".join(value)[:30],
@@ -231,22 +236,24 @@ def test_convergence_bad_argument_is_a_clear_error(
     assert not (tmp_path / "none").exists()
 
 
-def report() -> ModuleType:
-    """The module that writes the page."""
-    spec = importlib.util.spec_from_file_location(
-        "convergence_report", ROOT / "benchmarks" / "convergence_report.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
+@pytest.mark.usefixtures("benchmark_scripts")
 def test_convergence_page_of_the_docs_shows_the_stored_result() -> None:
+    from convergence_report import by_rate, markdown
+
     stored = json.loads((ROOT / "benchmarks" / "results" / "convergence.json").read_text())
     page = (ROOT / "docs" / "convergence.md").read_text()
     between = page.partition("<!-- convergence: begin -->\n")[2].partition("<!-- convergence: end -->")[0]
-    assert between == report().markdown(stored)
-    assert report().rows(stored) == stored["table"]
+    assert between == markdown(stored)
     assert len(stored["table"]) > 1
+    for row in stored["table"]:
+        means = by_rate(stored, row["optimizer"])
+        assert row["lr"] == min(means, key=lambda lr: means[lr])
+        assert row["mean_loss"] == pytest.approx(means[row["lr"]], rel=1e-6)
+
+
+def test_convergence_page_without_marks_is_refused_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("no marks")
+    done = run_script(tmp_path, *WHAT, "--page", str(tmp_path / "page.md"))
+    assert done.returncode == 1
+    assert "must hold the lines <!-- convergence: begin -->" in done.stderr
+    assert not (tmp_path / "runs").exists()

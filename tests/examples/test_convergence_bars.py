@@ -1,4 +1,4 @@
-"""``benchmarks/convergence_bars.py``: its figures from runs written by hand, and the committed curves."""
+"""``benchmarks/convergence_bars.py``: figures from a summary written by hand, and the committed curves."""
 
 from __future__ import annotations
 
@@ -31,31 +31,21 @@ def load() -> ModuleType:
 bars = load()
 
 
-def run(optimizer: str, lr: float, losses: list[float], seed: int = 0) -> dict[str, Any]:
-    curve = {"held_out_step": [20 * (i + 1) for i in range(len(losses))], "held_out_loss": losses}
-    final = {"final_held_out_loss": losses[-1], "curve": curve}
-    return {"optimizer": optimizer, "lr": lr, "seed": seed, **final}
-
-
-def test_means_rates_and_steps_are_those_of_the_runs() -> None:
-    curves = bars.Curves(
-        [
-            run("a", 0.1, [3.0, 1.0]),
-            run("a", 0.1, [4.0, 2.0], seed=1),
-            run("a", 0.2, [3.0, 1.25]),
-            run("a", 0.4, [3.0, 2.5]),
-            run("b", 0.1, [3.0, 2.0]),
-        ]
-    )
+def test_means_rates_and_steps_are_those_of_the_summary() -> None:
+    losses = {
+        "a": {"0.1": {"0": 1.0, "1": 2.0}, "0.2": {"0": 1.25}, "0.4": {"0": 2.5}},
+        "b": {"0.1": {"0": 2.0}},
+    }
+    curve = {"step": [20, 40], "mean": [3.5, 1.5], "last_weights": [4.0, 1.25]}
+    curves = bars.Curves({"losses": losses, "curves": {"a": curve}})
     assert curves.by_rate("a") == {0.1: 1.5, 0.2: 1.25, 0.4: 2.5}
     assert curves.best("a") == 1.25
     assert curves.best_is_inside("a")
     assert not curves.best_is_inside("b")
     assert curves.span("a", 4) == 1.25
     assert curves.span("a", 2) == 0.25
-    assert curves.reaches("a", 0.1, 3.5) == 20
-    assert curves.reaches("a", 0.1, 1.6) == 40
-    assert curves.reaches("a", 0.1, 0.5) == sys.maxsize
+    assert [curves.reaches("a", loss) for loss in (3.5, 1.6, 0.5)] == [20, 40, sys.maxsize]
+    assert [curves.lead("a", step) for step in (20, 40)] == [0.5, -0.25]
     with pytest.raises(KeyError):
         curves.best("c")
 
@@ -72,25 +62,19 @@ def test_committed_curves_are_as_the_page_says(at: int) -> None:
 def test_a_bar_is_missed_by_some_curves(bar: Any) -> None:
     """Losses of every optimizer the other way round, or all alike, are no longer what is expected."""
 
-    def changed(name: str, way: float) -> Any:
+    def changed(name: str, only: str, factor: float, more: float) -> Any:
         curves = bars.Curves.read(name)
-        for one in curves._runs:
-            series = one["curve"]
-            for key in ("held_out_loss", "last_weights_loss"):
-                if key in series:
-                    series[key] = [4.0 + way * loss for loss in series[key]]
-            one["final_held_out_loss"] = series["held_out_loss"][-1]
+        for optimizer, rates in curves.kept["losses"].items():
+            for seeds in rates.values():
+                if optimizer.startswith(only):
+                    seeds |= {seed: more + factor * loss for seed, loss in seeds.items()}
+        for optimizer, curve in curves.kept["curves"].items():
+            for key in ("mean",) if only else ("mean", "last_weights"):
+                if optimizer.startswith(only) and key in curve:
+                    curve[key] = [more + factor * loss for loss in curve[key]]
         return curves
 
-    def worse(name: str, only: str) -> Any:
-        curves = bars.Curves.read(name)
-        for one in curves._runs:
-            if one["optimizer"].startswith(only):
-                one["final_held_out_loss"] += 1.0
-                one["curve"]["held_out_loss"] = [loss + 1.0 for loss in one["curve"]["held_out_loss"]]
-        return curves
-
-    tried = [[changed(name, way) for name in bar.results] for way in (-1.0, 0.0)]
+    tried = [[changed(name, "", way, 4.0) for name in bar.results] for way in (-1.0, 0.0)]
     first = (
         "muon",
         "normuon",
@@ -102,5 +86,5 @@ def test_a_bar_is_missed_by_some_curves(bar: Any) -> None:
         "apollo",
         "adamw_ema",
     )
-    tried += [[worse(name, only) for name in bar.results] for only in first]
+    tried += [[changed(name, only, 1.0, 1.0) for name in bar.results] for only in first]
     assert not all(bar.judge(*curves)[1] for curves in tried)

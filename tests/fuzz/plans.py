@@ -45,7 +45,6 @@ SETTINGS: dict[str, list[Any]] = {
     "power_iters": [1, 3],
     "right_factor": ["column", "orthonormal"],
     "merge_dims": [True, False],
-    "variant": ["soap", "kl", "none"],
     "owned_states": [True, False],
     "state_bits": [32, 8, 3],
     "state_dtype": ["float32", "float64", "bfloat16", "int8"],

@@ -45,7 +45,7 @@ def test_every_pattern_of_an_area_leads_to_files(area: areas.Area) -> None:
     ("file", "found", "left"),
     [
         ("src/kernels/ops/lion.rs", {"lion"}, {"soap", "adamw", "muon"}),
-        ("src/algorithm/soap/kl.rs", {"soap", "soap_muon"}, {"lion", "dion"}),
+        ("src/algorithm/soap/refresh.rs", {"soap", "soap_muon"}, {"lion", "dion"}),
         ("python/oxidion/optim/muon.py", {"muon", "normuon", "muon_h"}, {"soap", "dion"}),
     ],
 )
@@ -76,7 +76,7 @@ def test_change_of_what_is_shared_calls_for_every_class(changed: list[str], file
         ("tests/contract/test_step.py::test_a", "", "-"),
         ("tests/cuda/test_updates.py::test_a[lion-float32]", "emulator", "lion"),
         ("tests/cuda/test_graph.py::test_a", "cuda", "-"),
-        ("tests/algorithm/test_soap_kl.py::test_a", "", "soap"),
+        ("tests/algorithm/test_soap.py::test_a", "", "soap"),
         ("tests/distributed/test_gloo.py::test_a[soap_muon-default]", "gloo", "soap_muon"),
         ("tests/distributed/test_gloo.py::test_a[muon-lion]", "gloo", "-"),
         ("tests/meta/test_docs.py::test_code_block_runs[docs/optimizers/soap.md-0]", "pages", "soap"),

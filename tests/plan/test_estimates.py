@@ -311,25 +311,6 @@ def test_built_in_hardware_gives_times(name: str, links: str) -> None:
 GOOD = {"flops": {"float32": 1e12}, "memory": 1e12, "inner": [1e-6, 1e11], "outer": [1e-5, 1e10]}
 
 
-@pytest.mark.parametrize("links", hardware.LINKS)
-def test_hardware_chooses_routes_by_time_and_says_so(links: str) -> None:
-    mesh = {"dp": 32, "fs": 8, "tp": 8}
-    timed, plan = simulate("llama-8b", mesh, Settings("dion", 0.25, hardware="h100-sxm", links=links))
-    rates = timed.settings.route
-    assert isinstance(rates, dict)
-    outer, inner = (getattr(hardware.load("h100-sxm", links), k).bytes for k in ("outer", "inner"))
-    # fs goes between nodes of eight, tp inside of one.
-    assert rates["tp"] == pytest.approx(LINK * inner, rel=0.01)
-    assert rates["fs"] == pytest.approx(LINK * outer, rel=0.01)
-    for _, chosen, ways in plan.routes():
-        seconds = {way: sum(sent / rates[axis] for axis, sent in by_axis) for way, by_axis in ways}
-        assert seconds[chosen] == min(seconds.values())
-    assert f'"tp": {rates["tp"]:g}' in str(timed)
-    assert simulation.Simulation.from_dict(json.loads(json.dumps(timed.to_dict()))) == timed
-    forced, _ = simulate("llama-8b", mesh, Settings("dion", 0.25, hardware="h100-sxm", route="keep"))
-    assert forced.settings.route == "keep"
-
-
 def test_hardware_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({**GOOD, "node": 2, "axes": {"fs": [0, 5e9]}}))

@@ -19,12 +19,6 @@ COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
 MERGED_ROWS: tuple[Shape, ...] = ((4, 3, 4, 3), (6, 2, 10), (2, 3), (5, 2, 4))
 MERGED_COLUMNS: tuple[Shape, ...] = ((8, 3, 3), (12, 6, 2), (9, 8), (7, 2, 2, 3))
 SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
-KL: dict[str, Any] = {
-    "variant": "kl",
-    "betas": (0.95, 0.9),
-    "precondition_frequency": 1,
-    "correct_bias": False,
-}
 VECTORS: tuple[Shape, ...] = ((5,), (), (1,), (8, 6), (13,))
 
 
@@ -67,24 +61,6 @@ SOAP_CASES: tuple[Case, ...] = (
         Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}),
         owned_states=True,
     ),
-    _soap("kl", **KL),
-    _soap("kl-second-step", variant="kl"),
-    _soap("kl-corrected", **{**KL, "correct_bias": True, "shampoo_beta": 0.75}, normalize_grads=True),
-    _soap("kl-experts", Group(EXPERTS), **KL),
-    _soap(
-        "kl-heads",
-        Group(HEADS, {"num_heads": 3}),
-        Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}),
-        **KL,
-    ),
-    # At frequency 1 the first QR of these blocks makes 5e-12 of a rounding of gradients, in either variant.
-    _soap("kl-blocks", Group(HEADS, {"split_sizes": (6, 2, 4)}), **{**KL, "precondition_frequency": 2}),
-    _soap("kl-flatten", Group(KERNELS), flatten=True, **KL),
-    _soap("kl-limit", max_precondition_dim=8, **KL),
-    _soap("kl-merged-rows", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12, **KL),
-    _soap("kl-hyperball", **SPHERE, **KL),
-    _soap("kl-vectors", Group(VECTORS), **KL),
-    _soap("kl-owned", owned_states=True, **KL),
     _soap("vectors", Group(VECTORS)),
     _soap("early", decay_order="torch"),
     _soap("cautious", cautious_wd=True),

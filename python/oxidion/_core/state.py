@@ -35,7 +35,7 @@ SCALES = "_absmax"
 """Ending of the key of an 8-bit state's scales."""
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
 ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
-ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "eigen_left", "eigen_right"}
+ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step"}
 ROLES |= {"radius", masters.KEY, *averages.STATES}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 

@@ -206,21 +206,15 @@ def memory() -> Field:
 
 
 def route() -> Field:
-    """A word, the names of axes of a mesh, or bytes per second by name of an axis."""
+    """A word, or the names of axes of a mesh."""
     known = ("auto", "keep", "gather")
 
     def check(value: object) -> bool:
         if isinstance(value, str):
             return value in known
-        if isinstance(value, dict):
-            if not value or not all(is_number(rate) and 0 < rate <= MOST for rate in value.values()):
-                return False
-        elif not isinstance(value, (tuple, list)):
-            return False
-        return all(isinstance(name, str) and name for name in value)
+        return isinstance(value, (tuple, list)) and all(isinstance(name, str) and name for name in value)
 
-    wanted = "'auto', 'keep', 'gather', a tuple of names of mesh axes, or a dict of bytes per second by axis"
-    return Field("auto", wanted, check, known)
+    return Field("auto", "'auto', 'keep', 'gather' or a tuple of names of mesh axes", check, known)
 
 
 _LISTS = ("params", "param_names")

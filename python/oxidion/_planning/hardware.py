@@ -89,12 +89,6 @@ class Hardware:
     def _reached(self, rate: float, share: float) -> float:
         return rate if self.measured else rate * share
 
-    def link_rate(self, ranks: int, stride: int, axis: str) -> float:
-        """Bytes per second of an all-to-all along an axis, arguments as of ``collective``."""
-        some = FASTEST  # takes a second or more, so that the latency does not absorb it
-        latency, whole = (self.collective("all_to_all", sent, ranks, stride, axis) for sent in (0.0, some))
-        return some / (whole - latency)
-
     def collective(self, kind: str, sent: float, ranks: int, stride: int, axis: str) -> float:
         """Seconds of a collective in which this rank sends ``sent`` bytes to ``ranks - 1`` others.
 

@@ -55,8 +55,7 @@ class Settings:
         tokens: of a training step, over all ranks; 0 if not given.
         max_batch_bytes: bound on the workspace of matrices that are handled together; None is the default.
         workspace_limit: bytes of workspace; None is the default.
-        route: of Dion: "auto", "keep", "gather", the axes that are gathered, or bytes per second by axis.
-            With hardware "auto" stands for the bytes per second of its links.
+        route: of Dion: "auto", "keep", "gather", or the axes that are gathered.
     """
 
     algorithm: str = "dion"
@@ -79,7 +78,7 @@ class Settings:
     tokens: int = 0
     max_batch_bytes: int | None = None
     workspace_limit: int | None = None
-    route: str | tuple[str, ...] | dict[str, float] = "auto"
+    route: str | tuple[str, ...] = "auto"
 
     @property
     def products(self) -> str:
@@ -206,9 +205,6 @@ class Simulation:
             own = ({"sent": human(self.routes_sent, "B")}, *[{}] * len(ways))
             parts.append(str(Table([way | this for way, this in zip(ways, own, strict=False)])))
             parts[-1] += ROUTES_NOTE.format(rank=s.rank)
-            if isinstance(s.route, dict):
-                rates = ", ".join(f'"{axis}": {rate:g}' for axis, rate in s.route.items())
-                parts[-1] += f"\nchosen for the least time on the links: Dion(..., route={{{rates}}})"
         if self.time is not None:
             parts.append(clock.report(self.time))
         if self.gradient_sync:
@@ -260,8 +256,6 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         states["sides"] = settings.sides
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
-    if settings.route == "auto" and settings.hardware is not None:
-        settings = replace(settings, route=_link_rates(mesh, settings))
     own["rank"], own["route"] = settings.projection_rank, settings.route
     groups: list[dict[str, Any]] = [own, {"algorithm": "adamw", **states}]
     # Fused weights are cut into their matrices by classes that know such groups.
@@ -340,17 +334,6 @@ def _strides(mesh: Mesh) -> dict[str, int]:
         stride //= size
         strides[axis] = stride
     return strides
-
-
-def _link_rates(mesh: Mesh, settings: Settings) -> str | dict[str, float]:
-    """Bytes per second of the links of each axis on the machine that was named, to three digits."""
-    machine = hardware.load(str(settings.hardware), settings.links)
-    rates = {
-        axis: float(f"{machine.link_rate(mesh[axis], stride, axis):.3g}")
-        for axis, stride in _strides(mesh).items()
-        if mesh[axis] > 1
-    }
-    return rates or "auto"
 
 
 def _time(plan: Plan, config: Config, mesh: Mesh, settings: Settings) -> StepTime | None:

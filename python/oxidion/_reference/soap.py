@@ -17,7 +17,6 @@ from oxidion._reference.update import Group, State, betas_of, bound, decay, move
 
 BASIS_TAG = 4
 NAMES = ("L", "R")
-EIGENVALUES = ("eigen_left", "eigen_right")
 
 
 def merged_shape(shape: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -79,12 +78,6 @@ def next_basis(factor: Tensor, basis: Tensor) -> Tensor:
     return new
 
 
-def next_basis_in_order(factor: Tensor, basis: Tensor) -> Tensor:
-    """One power iteration, columns as they are."""
-    new: Tensor = torch.linalg.qr(factor @ basis)[0]
-    return new
-
-
 def rotate(x: Tensor, turns: dict[int, Tensor], *, back: bool = False) -> Tensor:
     """``Q_L^T X Q_R``, or ``Q_L X Q_R^T``, with the bases that there are."""
     if 0 in turns:
@@ -116,8 +109,6 @@ class Bases:
             self.since = state.setdefault("basis_step", param.new_zeros(shape)).view(-1)
         self.factors: dict[int, list[Tensor]] = {}
         self.found: dict[int, list[Tensor]] = {}
-        self.values: dict[int, list[Tensor]] = {}
-        self.is_kl = group.get("variant", "soap") == "kl"
         for side in self.sides:
             own_split = int(group.get("split_dim") or 0) == side
             length = (rows, cols)[side]
@@ -127,42 +118,15 @@ class Bases:
                 whole = state.setdefault(name, param.new_zeros([*param.shape[:lead], *count, *dims, length]))
                 parts = bases(whole, group, self.shapes, side == 0)
                 kept[side] = [part[:, : s[side]] for part, s in zip(parts, self.shapes, strict=True)]
-            if self.is_kl and len(self.sides) == 2:
-                line = [*param.shape[:lead], *count, *dims, *([1] if count else [])]
-                whole = state.setdefault(EIGENVALUES[side], param.new_zeros(line))
-                whole = whole if count else whole.unsqueeze(-1)
-                self.values[side] = [part[:, 0] for part in bases(whole, group, self.shapes, side == 0)]
 
     def of(self, block: int) -> dict[int, Tensor]:
         """The bases of a matrix by side."""
         return {side: self.found[side][block] for side in self.sides}
 
-    def learn_whitened(self, block: int, grad: Tensor, beta: float) -> None:
-        """KL-SOAP: each factor takes the gradient whitened by the other; then the eigenvalues."""
-        m, n = grad.shape
-        is_first = bool(self.since[block] == 0)
-        a, b = grad, grad
-        if self.values and not is_first:
-            left, right = (torch.where(v[block] == 0, 0.1, v[block]) for v in self.values.values())
-            turns = self.of(block)
-            a = grad @ turns[1] @ (right**-0.5).diag()
-            b = (left**-0.5).diag() @ turns[0].mT @ grad
-            y = turns[0].mT @ grad @ turns[1]
-            means = ((y @ (right**-0.5).diag()) ** 2).mean(1), (((left**-0.5).diag() @ y) ** 2).mean(0)
-            for side, old, mean in ((0, left, means[0]), (1, right, means[1])):
-                new = beta * old + (1.0 - beta) * mean
-                self.values[side][block].copy_(new.clamp_min(4000.0**-2))
-        for side in self.sides:
-            square = a @ a.mT / n if side == 0 else b.mT @ b / m
-            factor = self.factors[side][block]
-            factor.copy_(beta * factor + (1.0 if is_first else 1.0 - beta) * square)
-
     def learn(self, block: int, grad: Tensor, beta: float, steps: int) -> None:
         """Takes a gradient into the factors, and computes the bases anew where that is due."""
         is_first = bool(self.since[block] == 0)
-        if grad.isfinite().all() and self.is_kl:
-            self.learn_whitened(block, grad, beta)
-        elif grad.isfinite().all():
+        if grad.isfinite().all():
             for side in self.sides:
                 square = grad @ grad.mT if side == 0 else grad.mT @ grad
                 self.factors[side][block].mul_(beta).add_(square, alpha=1.0 - beta)
@@ -179,8 +143,7 @@ class Bases:
             if is_first:
                 basis.copy_(first_basis(factor, other, side, block, self.group))
             elif seen * other >= 2 * own:
-                follow = next_basis_in_order if self.is_kl else next_basis
-                basis.copy_(follow(factor, basis))
+                basis.copy_(next_basis(factor, basis))
 
 
 def soap_merged_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -195,7 +158,6 @@ def soap_merged_step(param: Tensor, grad: Tensor, state: State, group: Group) ->
     for key, value in state.items():
         if key in factors:  # of no elements too
             value = value.view(value.shape[:-1].numel(), value.shape[-1])
-        value = value.view(-1) if key in EIGENVALUES else value
         own[key] = value.view(shape) if key in moments else value
     soap_step(param.view(shape), grad.view(shape), own, inner)
     for key, value in own.items():
@@ -208,8 +170,7 @@ def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     The first gradient G makes ``L = (1-b) G G^T``, ``R = (1-b) G^T G`` and their eigenvectors. Afterwards,
     with t gradients before this one: ``M <- b1 M + (1-b1) G``; ``V <- b2 V + (1-b2) (Q_L^T G Q_R)^2``;
     ``U = Q_L [(Q_L^T M Q_R) / (sqrt V + eps)] Q_R^T``; ``X <- X - lr sqrt(1-b2^t)/(1-b1^t) U``; decay; then L
-    and R, and where t is a multiple of the frequency the bases. A matrix without a basis yet has no U. With
-    ``variant="kl"`` (arXiv:2509.03378) factors and bases are those of ``Bases.learn_whitened``.
+    and R, and where t is a multiple of the frequency the bases. A matrix without a basis yet has no U.
     """
     if group.get("merge_dims", False) and param.ndim > 1:
         soap_merged_step(param, grad, state, group)

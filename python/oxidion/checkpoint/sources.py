@@ -300,7 +300,7 @@ def _shampoo_beta(group: Group) -> float | None:
 
 def _emerging_soap_group(group: Group) -> Group:
     """New bases in every step, of all sides; its switches are no group keys and have their defaults."""
-    fixed = {"variant": "soap", "sides": "both", "merge_dims": False, "normalize_grads": False}
+    fixed = {"sides": "both", "merge_dims": False, "normalize_grads": False}
     return {
         **group,
         "shampoo_beta": _shampoo_beta(group),

@@ -68,10 +68,9 @@ class Dion(WeightNormOptimizer):
         seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
         route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a
             tuple does so along these mesh axes, and inner ones of the same side. "auto" takes what sends
-            least: gathering, beyond about ``1 / rank_fraction`` shards. A dict, as in ``{"fs": 5e10, "tp":
-            4.5e11}``, is "auto" by time: bytes per second of the links of each mesh axis, one that is
-            missing as the slowest. A momentum of fewer bits than the products is rounded once more when
-            gathered. One of 8 bits is kept, and so is a matrix with ``weight_norm``.
+            least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer bits than the
+            products is rounded once more when gathered. One of 8 bits is kept, and so is a matrix with
+            ``weight_norm``.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
@@ -137,7 +136,7 @@ class Dion(WeightNormOptimizer):
         weight_norm_floor: float = 0.35,
         flatten: bool = False,
         seed: int = 0,
-        route: Literal["auto", "keep", "gather"] | tuple[str, ...] | dict[str, float] = "auto",
+        route: Literal["auto", "keep", "gather"] | tuple[str, ...] = "auto",
         check_grad_sync: bool = False,
         cautious_wd: bool = False,
         maximize: bool = False,

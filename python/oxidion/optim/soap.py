@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack, override
+from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.constructor import LEFT_OUT
@@ -50,17 +50,6 @@ class SOAP(WeightNormOptimizer):
     longer than ``max_precondition_dim`` has no basis. Leading dimensions number matrices; parameters of fewer
     than two dimensions take the same step without a basis.
 
-    With ``variant="kl"`` (arXiv:2509.03378) each factor is whitened by the other, with estimates l and r of
-    their eigenvalues, which begin at 0.1 and stay at ``1 / 4000**2`` or more. The first gradient makes
-    ``L = G G^T / n`` and ``R = G^T G / m``. Afterwards, with Y the gradient in the bases of before,
-
-    .. math::
-        A = G Q_R \operatorname{diag}(r)^{-1/2}, \qquad
-        L \leftarrow \beta L + \frac{1 - \beta}{n} A A^\top, \qquad
-        l_i \leftarrow \beta l_i + \frac{1 - \beta}{n} \sum_j \frac{Y_{ij}^2}{r_j}
-
-    and R and r alike. New bases take the columns of ``L Q_L`` in their order.
-
     With ``weight_norm`` a matrix takes another step (arXiv:2606.16899). U with its factor being U, and R the
     Frobenius norm that X has before it first moves:
 
@@ -71,12 +60,11 @@ class SOAP(WeightNormOptimizer):
 
     State: ``exp_avg`` (M) and ``exp_avg_sq`` (V), shaped like the parameter; ``L`` and ``Q_L``, ``(..., m,
     m)``, ``R`` and ``Q_R``, ``(..., n, n)``, float32 (float64 for float64 parameters); ``basis_step``, the
-    number of the gradient that made the first basis of a matrix; ``step``, gradients so far; with "kl"
-    ``eigen_left`` (l, ``(..., m)``) and ``eigen_right`` (r, ``(..., n)``); with "hyperball" ``radius``, a
-    number for each matrix. Where a side with a basis is cut, one process has all states of a matrix; where
-    the other side is, factors are sums to which ranks add. Call ``synchronize_for_checkpoint()`` on all ranks
-    before ``state_dict()``. Parameters and state are written in place. A gradient that is not finite changes
-    no factor; it makes its parameter non-finite.
+    number of the gradient that made the first basis of a matrix; ``step``, gradients so far; with "hyperball"
+    ``radius``, a number for each matrix. Where a side with a basis is cut, one process has all states of a
+    matrix; where the other side is, factors are sums to which ranks add. Call
+    ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``. Parameters and state are written in
+    place. A gradient that is not finite changes no factor; it makes its parameter non-finite.
 
     Args:
         lr: step size; a one-element tensor is allowed.
@@ -90,10 +78,6 @@ class SOAP(WeightNormOptimizer):
             ``max_precondition_dim``, and take the one or two that are left as those of a matrix: with a limit
             of 12 ``(3, 4, 4, 3)`` is 12 × 12. One dimension of n elements has one factor L, n × n. More than
             two are refused. L and Q_L keep the dimensions of the rows apart.
-        variant: "soap", or "kl": factors whitened by each other. No other argument changes with it; usual
-            beside it are ``betas=(0.95, 0.9)``, ``precondition_frequency=1`` and ``correct_bias=False``.
-            ``sides`` must be "both"; where ``max_precondition_dim`` leaves one basis, nothing whitens its
-            factor.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
         correct_bias: correct for moments that begin at zero.
@@ -115,8 +99,8 @@ class SOAP(WeightNormOptimizer):
             for float64 parameters).
 
     Raises:
-        ValueError: for ``variant="kl"`` with ``sides`` other than "both"; for ``weight_norm="hyperball"``
-            with decay, and in the first step for a matrix of zeros, which has no norm to keep.
+        ValueError: for ``weight_norm="hyperball"`` with decay, and in the first step for a matrix of zeros,
+            which has no norm to keep.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -131,23 +115,12 @@ class SOAP(WeightNormOptimizer):
         "normalize_grads": validate.flag(False),
         "decay_order": validate.word("galore", "torch", "galore"),
         "merge_dims": validate.flag(False),
-        "variant": validate.word("soap", "soap", "kl"),
         **WEIGHT_NORM_SCHEMA,
     }
     _WORDS: ClassVar[Mapping[str, Word]] = {
         "max_precond_dim": Word("max_precondition_dim", BASIS_SCHEMA["max_precondition_dim"]),
         "normalize_gradient": Word("normalize_grads", validate.flag(False)),
     }
-
-    @classmethod
-    @override
-    def _check_settings(cls, group: dict[str, Any], where: str) -> None:
-        super()._check_settings(group, where)
-        if group.get("variant") == "kl" and group["sides"] != "both":
-            raise ValueError(
-                f"sides must be 'both' with variant='kl', got {group['sides']!r} ({where}): each side is "
-                "whitened by the other, so there is no one-sided KL; leave sides out"
-            )
 
     def __init__(
         self,
@@ -161,7 +134,6 @@ class SOAP(WeightNormOptimizer):
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
         merge_dims: bool = False,
-        variant: Literal["soap", "kl"] = "soap",
         sides: Literal["both", "short", "unsharded"] = "both",
         correct_bias: bool = True,
         normalize_grads: bool = False,

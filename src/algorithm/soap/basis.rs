@@ -30,7 +30,6 @@ enum Sides {
 
 /// Settings and memory of the bases.
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
 pub(in crate::algorithm) struct Bases {
     view: Matrices,
     /// True if dimensions are multiplied together while the product is within `longest`.
@@ -43,8 +42,6 @@ pub(in crate::algorithm) struct Bases {
     gathers: bool,
     /// True if states lie with the owners of matrices also where no side that is turned is cut.
     owned: bool,
-    /// True if the factor of each side is whitened by the other side.
-    pub(super) mutual: bool,
     pub(super) seed: u64,
     pub(super) warned: Warned,
 }
@@ -61,10 +58,6 @@ impl Bases {
                 )));
             }
         };
-        let mutual = options.either("variant", "soap", "kl")?;
-        if mutual && !matches!(sides, Sides::Both) {
-            return Err(Error::Value("variant='kl' needs sides='both': there is no one-sided KL".into()));
-        }
         let (view, merges) = (Matrices::from_options(options)?, options.flag("merge_dims")?);
         if merges && (view.flatten || view.splits().is_some()) {
             return Err(Error::Value(
@@ -75,7 +68,6 @@ impl Bases {
             view,
             merges,
             owned: options.flag("owned_states")?,
-            mutual,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
             frequency: options.count("precondition_frequency", 10)?.max(1),
@@ -234,7 +226,7 @@ impl Bases {
     pub(super) fn states_of(&self, class: &UnitShape) -> Program {
         let (sides, mut program) = (self.sides_in(class), Program::new());
         if self.is_owned(class) {
-            program.owned = [0, 1].into_iter().chain(SINCE..SINCE + self.count(sides.len())).collect();
+            program.owned = [0, 1].into_iter().chain(SINCE..SINCE + Self::count(sides.len())).collect();
             program.by_owners = true;
         } else {
             let over = sides.iter().map(|&side| other(side)).enumerate();
@@ -255,8 +247,7 @@ impl Bases {
         unit.state[state_of(at, true)].view().first_cols(length(unit, side)).tensor()
     }
 
-    /// States of the bases: since when they are there, for each side the factor and the basis, and where each is whitened by
-    /// the other the eigenvalues.
+    /// States of the bases: since when they are there, and for each side the factor and the basis.
     pub(in crate::algorithm) fn states(&self, p: &ParamSpec, blocks: &[Block]) -> Vec<StateSpec> {
         let sides = self.sides_of(p, blocks);
         if sides.is_empty() {
@@ -278,11 +269,11 @@ impl Bases {
             coded: None,
             on_host: false,
         };
-        let (mut states, mut values) = (vec![view.number("basis_step", p, blocks)], Vec::new());
+        let mut states = vec![view.number("basis_step", p, blocks)];
         for &side in sides {
             let (dims, other, names) = match side {
-                Side::Rows => (lead..columns, columns, ["L", "Q_L", "eigen_left"]),
-                Side::Cols => (columns..p.shape.len(), lead, ["R", "Q_R", "eigen_right"]),
+                Side::Rows => (lead..columns, columns, ["L", "Q_L"]),
+                Side::Cols => (columns..p.shape.len(), lead, ["R", "Q_R"]),
             };
             let length = blocks.iter().map(|b| [b.rows, b.cols][side.index()]).max().unwrap_or(0);
             // Blocks along this side share the rows of one matrix, others have each their own.
@@ -296,36 +287,24 @@ impl Bases {
             sharding.extend(dims.map(DimSharding::LikeParam));
             let rows = Share::Side { side, leading: lead, column: false };
             let of_each = if apart { Share::Block } else { rows };
-            let [factor, basis, value] = names;
-            if self.whitens(sides) {
-                let (mut shape, mut sharding) = (shape.clone(), sharding.clone());
-                shape.extend(apart.then_some(1));
-                sharding.extend(apart.then_some(DimSharding::Replicated));
-                values.push(state(value, (shape, sharding), of_each));
-            }
             shape.push(length);
             sharding.push(self.columns(sides, other));
-            states
-                .extend([factor, basis].map(|role| state(role, (shape.clone(), sharding.clone()), of_each)));
+            states.extend(names.map(|role| state(role, (shape.clone(), sharding.clone()), of_each)));
         }
-        states.extend(values);
         states
     }
 
     /// Number of these states of matrices so many sides of which have a basis.
-    pub(super) fn count(&self, sides: usize) -> usize {
-        let values = if self.mutual && sides == 2 { 2 } else { 0 };
-        if sides == 0 { 0 } else { 1 + 2 * sides + values }
+    pub(super) fn count(sides: usize) -> usize {
+        if sides == 0 { 0 } else { 1 + 2 * sides }
     }
 
     /// Operations of the products of a step, and of a refresh.
-    pub(in crate::algorithm) fn flops(&self, blocks: &[Block], sides: &[Side]) -> (f64, f64) {
+    pub(in crate::algorithm) fn flops(blocks: &[Block], sides: &[Side]) -> (f64, f64) {
         let one = |b: &Block, side: &Side| {
             let (d, n) = (flops([b.rows, b.cols][side.index()]), flops(b.numel()));
-            // Three rotations, that of what is whitened, and a statistic, of which half would do; a product and a QR with its
-            // factor.
-            let products = if self.whitens(sides) { 10.0 } else { 8.0 };
-            (products * n * d, 4.7 * d * d * d)
+            // Three rotations and a statistic, half of which would do; a product and a QR with its factor.
+            (8.0 * n * d, 4.7 * d * d * d)
         };
         let all = blocks.iter().flat_map(|b| sides.iter().map(move |side| one(b, side)));
         all.fold((0.0, 0.0), |(step, refresh), (a, b)| (step + a, refresh + b))

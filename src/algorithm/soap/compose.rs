@@ -23,8 +23,8 @@ pub(super) const SQUARES: BufferId = 1;
 pub(super) const FACTORS: BufferId = 3;
 /// Offset of the bases.
 pub(super) const TURNS: BufferId = 5;
-/// Offset of what eigenvalues take of a gradient, where each side is whitened by the other.
-pub(super) const MEANS: BufferId = 7;
+/// Offset of the first buffer behind those of the bases.
+pub(super) const BEHIND: BufferId = 7;
 
 /// Stages of the bases, behind those that an algorithm numbers from 0 on.
 pub(super) const KEEP: Stage = 3;
@@ -50,15 +50,12 @@ impl Bases {
                 }));
             }
         }
-        let sides = if self.whitens(sides) { sides } else { &[] };
-        sides.iter().fold(program, |p, &side| p.buffer(BufferSpec::new("means", length(side), 1, product)))
+        program
     }
 
-    /// The buffers with what a step leaves for factors and eigenvalues.
+    /// The buffers with what a step leaves for factors.
     pub(super) fn left(&self, shape: &UnitShape) -> Vec<BufferId> {
-        let sides = self.sides_in(shape);
-        let means = if self.whitens(sides) { BASES + MEANS..BASES + MEANS + 2 } else { 0..0 };
-        (BASES + SQUARES..BASES + SQUARES + sides.len()).chain(means).collect()
+        (BASES + SQUARES..BASES + SQUARES + self.sides_in(shape).len()).collect()
     }
 
     /// Appends the stages that keep the factors and compute new bases where they are due.

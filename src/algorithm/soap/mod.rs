@@ -2,12 +2,10 @@
 //!
 //! The first gradient makes the bases P of the rows and Q of the columns. With t gradients before this one:
 //! M ← β₁M + (1-β₁)G, V ← β₂V + (1-β₂)(Pᵀ·G·Q)², U = P·((Pᵀ·M·Q) / (√V + ε))·Qᵀ, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·U,
-//! X ← (1-lr·λ)X; then L ← βL + (1-β)G·Gᵀ, R alike, and where t is a multiple of the frequency P ← qr(L·P), Q alike. Factors of
-//! another kind are in `kl.rs`.
+//! X ← (1-lr·λ)X; then L ← βL + (1-β)G·Gᵀ, R alike, and where t is a multiple of the frequency P ← qr(L·P), Q alike.
 
 mod basis;
 mod compose;
-mod kl;
 mod muon;
 mod refresh;
 mod stages;
@@ -26,8 +24,8 @@ pub(super) use muon::SoapMuon;
 pub(super) const BASIS: [&str; 5] =
     ["sides", "max_precondition_dim", "precondition_frequency", "seed", "owned_states"];
 /// Option keys of SOAP itself.
-pub(super) const OPTIONS: [&str; 6] =
-    ["correct_bias", "normalize_grads", "decay_order", "cautious_wd", "merge_dims", "variant"];
+pub(super) const OPTIONS: [&str; 5] =
+    ["correct_bias", "normalize_grads", "decay_order", "cautious_wd", "merge_dims"];
 /// Option keys of SOAP-Muon itself.
 pub(super) const MUON: [&str; 2] = ["denom_power", "orth_norm"];
 
@@ -151,7 +149,7 @@ impl Algorithm for Soap {
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
         let sides = self.bases.sides_of(p, blocks);
-        let (products, refresh) = self.bases.flops(blocks, sides);
+        let (products, refresh) = Bases::flops(blocks, sides);
         let refresh = refresh / flops(self.bases.frequency);
         let is_local = sides.iter().all(|side| num_shards[side.index()] == 1);
         Description {

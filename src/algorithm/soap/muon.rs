@@ -7,8 +7,7 @@
 use tch::Tensor;
 
 use super::basis::{Bases, SINCE};
-use super::compose::{BASES, MEANS};
-use super::kl::is_there;
+use super::compose::{BASES, BEHIND};
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
@@ -33,7 +32,7 @@ const VARIANCE: usize = 1;
 /// The gradient, between the buffers of the orthonormalization and those of the bases.
 const GRADIENT: BufferId = 2;
 /// The look-ahead of the momentum, behind the buffers of the bases.
-const LOOKAHEAD: BufferId = BASES + MEANS;
+const LOOKAHEAD: BufferId = BASES + BEHIND;
 /// The squared norms by which matrices are divided before they are orthonormalized, where these are not Frobenius norms.
 const NORM: BufferId = LOOKAHEAD + 1;
 
@@ -169,7 +168,7 @@ impl SoapMuon {
     /// The update and decay of the parameter.
     fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let count = self.bases.sides_in(io.class).len();
-        self.common.apply(io, h, U, SINCE + self.bases.count(count))
+        self.common.apply(io, h, U, SINCE + Bases::count(count))
     }
 
     /// Buffers and stages for matrices of a class.
@@ -218,6 +217,11 @@ fn schatten4(x: &Tensor) -> Result<Tensor> {
     let turned = unit.f_tr()?;
     let gram = if rows <= cols { unit.f_mm(&turned)? } else { turned.f_mm(&unit)? };
     Ok(gram.f_norm()?.f_sqrt()?.f_mul(&largest)?)
+}
+
+/// A truth value: something in a tensor is not zero.
+fn is_there(x: &Tensor) -> Result<Tensor> {
+    Ok(x.f_abs()?.f_amax([0, 1].as_slice(), false)?.f_ne(0.0)?)
 }
 
 /// `D ← D·s₄(N)/s₄(D)`, or N where the flag is false.
@@ -299,7 +303,7 @@ impl Algorithm for SoapMuon {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
-        let (products, refresh) = self.bases.flops(blocks, self.bases.sides_of(p, blocks));
+        let (products, refresh) = Bases::flops(blocks, self.bases.sides_of(p, blocks));
         let refresh = refresh / flops(self.bases.frequency);
         let about = self.common.describe(p, blocks, |b| [b.rows, b.cols]);
         let whole = if num_shards == [1, 1] { refresh } else { products + refresh };

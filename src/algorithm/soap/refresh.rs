@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::basis::{Bases, FACTOR, SINCE as SINCE_STATE};
-use super::compose::{BASES, COPY, FACTORS, KEEP, MEANS, REFRESH, SINCE, SQUARES, TAKE, TURNS};
+use super::compose::{BASES, COPY, FACTORS, KEEP, REFRESH, SINCE, SQUARES, TAKE, TURNS};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Finite};
@@ -24,11 +24,6 @@ pub(super) fn state_of(at: usize, is_basis: bool) -> usize {
 /// The squares of a unit.
 fn flats<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>, count: usize) -> Result<Vec<FlatView<'s>>> {
     (0..count).map(|at| buffers.get(BASES + SQUARES + at)?.read(unit)).collect()
-}
-
-/// The means that eigenvalues take of a unit.
-fn means<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>) -> Result<Vec<FlatView<'s>>> {
-    (0..2).map(|at| buffers.get(BASES + MEANS + at)?.read(unit)).collect()
 }
 
 /// The first columns of a state that belong to a unit: as many as its buffer has.
@@ -59,15 +54,11 @@ impl Bases {
         unit: &UnitIo<'_>,
         buffers: &mut Buffers<'_>,
     ) -> Result<()> {
-        let sides = self.sides_in(class);
-        for (at, &side) in sides.iter().enumerate() {
-            let whitened =
-                if self.whitens(sides) { Some(Self::whitened(gradient, unit, side)?) } else { None };
-            let own = whitened.as_ref().unwrap_or(gradient);
+        for (at, &side) in self.sides_in(class).iter().enumerate() {
             let mut out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
             match side {
-                Side::Rows => square(&mut out, own)?,
-                Side::Cols => square(&mut out, &own.f_tr()?)?,
+                Side::Rows => square(&mut out, gradient)?,
+                Side::Cols => square(&mut out, &gradient.f_tr()?)?,
             }
         }
         Ok(())
@@ -76,15 +67,10 @@ impl Bases {
     /// `L ← β·L + (1-β)·G·Gᵀ`, and R alike, but of a gradient that is not finite.
     fn keep(&self, io: &mut StageIo<'_>, beta: f64) -> Result<()> {
         self.warned.listen()?;
-        let sides = self.sides_in(io.class);
+        let count = self.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.active) {
-            let mut found = flats(unit, buffers, sides.len())?;
-            if self.whitens(sides) && unit.steps > 0.0 {
-                // Means may be too large where squares are not.
-                found.extend(means(unit, buffers)?);
-            }
-            let is_finite = Finite::of(&found)?;
+            let is_finite = Finite::of(&flats(unit, buffers, count)?)?;
             match &is_finite {
                 Finite::Known(true) => {}
                 Finite::Known(false) => {
@@ -93,23 +79,16 @@ impl Bases {
                 }
                 Finite::There(flag) => self.warned.ask(unit.param_index, flag)?,
             }
-            for (at, &side) in sides.iter().enumerate() {
+            for at in 0..count {
                 let squares = buffers.get(BASES + SQUARES + at)?;
                 let cols = squares.shape(unit)?[1];
-                let squares = squares.read_tensor(unit)?;
-                let taken = match self.share(unit, side, beta)? {
-                    None => squares.f_mul_scalar(1.0 - beta)?,
-                    Some(share) => squares.f_mul(&share)?,
-                };
+                let taken = squares.read_tensor(unit)?.f_mul_scalar(1.0 - beta)?;
                 let mut own = part(unit, state_of(at, false), cols);
                 let mut factor = own.tensor()?;
                 let new = factor.f_mul_scalar(beta)?.f_add(&taken)?;
                 if let Some(new) = is_finite.choose(&new, &factor)? {
                     factor.f_copy_(&new)?;
                 }
-            }
-            if self.whitens(sides) {
-                Self::keep_values(unit, buffers, beta, &is_finite)?;
             }
         }
         Ok(())
@@ -174,7 +153,7 @@ impl Bases {
             } else {
                 let place = (BASES + TURNS + at, state_of(at, true));
                 let mut basis = self.matrix(class, unit, buffers, place, cols)?;
-                followed(&factor, &basis.tensor()?.f_to_kind(kind)?, !self.mutual)?
+                followed(&factor, &basis.tensor()?.f_to_kind(kind)?)?
             };
             let Some(new) = new else {
                 self.warned.say(unit.param_index);

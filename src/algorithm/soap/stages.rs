@@ -99,8 +99,6 @@ impl Soap {
             for buffer in [GRADIENT, UPDATE] {
                 turns(unit, &mut *buffers.get_mut(buffer)?.tensor(unit)?, false)?;
             }
-            let y = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            self.bases.means(class, &y, unit, buffers)?;
         }
         let factors = self.factors(units, h, false);
         let [gradient, update] = buffers.several([GRADIENT, UPDATE])?;
@@ -148,7 +146,7 @@ impl Soap {
         }
         io.units.retain(moves);
         let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
-        let radius = SINCE + self.bases.count(self.bases.sides_in(io.class).len());
+        let radius = SINCE + Bases::count(self.bases.sides_in(io.class).len());
         let step = LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late, radius };
         self.weight_norm.apply(io, &step, UPDATE)
     }
