@@ -154,8 +154,8 @@ def texts() -> dict[str, str]:
     """Sources and headers by name: files of the checkout, and what is written from declared operations."""
     from oxidion import _oxidion
 
-    files = (*SOURCES.glob("*.cu*"), *(KERNELS / "ops").glob("*.cuh"))
-    return {**{path.name: path.read_text() for path in files}, **_oxidion.generated_headers()}
+    files = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
+    return {**files, **_oxidion.generated_headers()}
 
 
 def headers() -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from . import test_coded_sums as coded
+from .compile import texts
 from .emulator.library import Edit, Emulated, KernelFault
 from .sum_checks import (
     Kernels,
@@ -32,6 +33,13 @@ KERNELS = {
     "coded_sums.cu": ["lamb_norms_coded_many", "lamb_norms_only_coded_many"],
 }
 
+SQUARES = """struct SumOfSquares {
+    static constexpr int OPERANDS = 1;
+    static constexpr u32 READS = 0b1;
+    static constexpr u32 WRITES = 0b0;
+    static constexpr int SUMS = 1;
+    double sum"""
+STORED = next(line for line in texts()["each_sum.cuh"].splitlines() if "as_stored" in line)
 FAULTS: dict[str, dict[str, Edit]] = {
     "sums.cu": {
         "a block leaves its sums where another job's first piece is": (
@@ -45,24 +53,24 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "static_cast<long long>(piece) + k",
         ),
         "squares are summed in float32": (
-            "sum_of_squares.cuh",
-            "double sum[1] = {0};",
-            "float sum[1] = {0};",
+            "each_sum.cuh",
+            SQUARES,
+            SQUARES.replace("double sum", "float sum"),
         ),
         "squares are taken in float32": (
-            "sum_of_squares.cuh",
-            "sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }",
-            "sum[0] += static_cast<double>(x[0] * x[0]); }",
+            "each_sum.cuh",
+            "sum[0] += static_cast<double>(x0) * static_cast<double>(x0);\n    }",
+            "sum[0] += static_cast<double>(x0 * x0);\n    }",
         ),
         "squares are those of what is not yet rounded": (
-            "momentum_squares.cuh",
-            "as_stored(stored, x[2])",
-            "static_cast<double>(x[2])",
+            "each_sum.cuh",
+            STORED,
+            STORED.replace("as_stored(stored, ", "static_cast<double>("),
         ),
         "squares are rounded as the gradient is": (
-            "momentum_squares.cuh",
-            "stored(job.type[2])",
-            "stored(job.type[0])",
+            "each_sum.cuh",
+            "stored = job.type[OPERANDS - 1];",
+            "stored = job.type[0];",
         ),
         "warps are added before all have left their sum": (
             "block_sum.cuh",
@@ -173,19 +181,19 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "Piece<2>(share.job, 0)",
         ),
         "epsilon is divided too": (
-            "means.cuh",
-            "x[1] / count + epsilon)",
-            "(x[1] + epsilon) / count)",
+            "each_mean.cuh",
+            "const C t29 = quotient(x1, k22);\n        const C t30 = t29 + k19;",
+            "const C t29 = x1 + k19;\n        const C t30 = quotient(t29, k22);",
         ),
         "the factor is not squared": (
-            "means.cuh",
-            "g * g + epsilon)",
-            "g * x[1] + epsilon)",
+            "each_mean.cuh",
+            "const C t30 = t29 * t29;",
+            "const C t30 = t29 * x1;",
         ),
         "the host's share where the device counts": (
-            "means.cuh",
-            "return job.steps ? pow(",
-            "return false ? pow(",
+            "each_mean.cuh",
+            "const double t7 = job.factor[1];\n        const bool t13 = job.steps != nullptr;",
+            "const double t7 = job.factor[1];\n        const bool t13 = false;",
         ),
     },
     "coded_sums.cu": {

@@ -129,7 +129,7 @@ def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name
             assert (x - want).abs().max() <= 1e-12 * (1 + want.abs().max())
 
 
-WRITTEN = """struct MomentumOperands {
+WRITTEN = """struct Momentum {
     static constexpr int OPERANDS = 3;
     static constexpr u32 READS = 0b011;
     static constexpr u32 WRITES = 0b110;
@@ -160,7 +160,7 @@ FAULTS = {
         "const u32 pair = word[j / 2];",
         "const u32 pair = word[1 - j / 2];",
     ),
-    "an operand too few is written": ("scalars.cuh", WRITTEN, WRITTEN.replace("0b110", "0b100")),
+    "an operand too few is written": ("each_elementwise.cuh", WRITTEN, WRITTEN.replace("0b110", "0b100")),
 }
 
 
