@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::bucket::Bucket;
-use super::redistribute::{
+use super::ir::{
     BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step, pending,
 };
 use crate::error::{Error, Result};
