@@ -6,9 +6,9 @@ use super::ir::{
 };
 use super::owners::{AxisPlacement, axis_placements};
 use crate::error::{Error, Result};
-use crate::layout::{Placement, Reduction, lower};
+use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
-use crate::spec::{DimSharding, Side};
+use crate::spec::DimSharding;
 
 struct Writer<'a> {
     bucket: &'a Bucket,

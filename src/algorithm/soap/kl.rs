@@ -6,9 +6,8 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, FACTOR, SINCE};
-use super::compose::{BASES, MEANS, other};
-use super::refresh::length;
+use super::basis::Bases;
+use super::layout::{BASES, FACTOR, MEANS, SINCE, length, other};
 use crate::algorithm::stage::{Buffers, UnitIo};
 use crate::error::Result;
 use crate::kernels::Finite;

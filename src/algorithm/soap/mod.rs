@@ -8,6 +8,7 @@
 mod basis;
 mod compose;
 mod kl;
+mod layout;
 mod muon;
 mod refresh;
 mod stages;
@@ -19,7 +20,8 @@ use crate::error::Result;
 use crate::program::{Program, Stage};
 use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 
-use basis::{Bases, SINCE};
+use basis::Bases;
+use layout::{APPLY, LOAD, SINCE, STEP};
 pub(super) use muon::SoapMuon;
 
 /// Option keys of the bases.
@@ -38,13 +40,6 @@ const BETA2: usize = 2;
 const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
 const SHAMPOO_BETA: usize = 5;
-
-const MOMENTUM: usize = 0;
-const VARIANCE: usize = 1;
-
-const STEP: Stage = 0;
-const LOAD: Stage = 1;
-const APPLY: Stage = 2;
 
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other

@@ -6,9 +6,9 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, SINCE};
-use super::compose::{BASES, MEANS};
+use super::basis::Bases;
 use super::kl::is_there;
+use super::layout::{BASES, MEANS, SINCE};
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};

@@ -18,8 +18,8 @@ pub(super) mod rounding;
 pub(super) mod rows;
 mod thin;
 
-pub(in crate::kernels) use convert::Real;
 pub(in crate::kernels) use fold::Fold;
+pub(in crate::kernels) use isa::Real;
 use philox::philox;
 
 use super::cuda_call::Launch;

@@ -6,9 +6,7 @@ use super::value::Value::{self, Known, There};
 use super::value::copied;
 use super::{load, write_numbers};
 use crate::error::{Error, Result};
-use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
-use crate::kernels::ops::factors::Steps;
-use crate::kernels::ops::trust::{Debias, Trust};
+use crate::kernels::ops::factors::{Clipping, Debias, Rates, Steps, Trust, UpdateSums, count};
 use crate::kernels::stay::followed_rate;
 use crate::tensor::FlatView;
 
