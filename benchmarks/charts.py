@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from floors import floor_seconds
+from harness import clock_of, contender_rows, median_ms
 from headline import Row, machine_line, rows
-from report import clock_of, contender_rows, median_ms
 from workloads import catalogue, named
 
 SCALING = "gpt160m-l"

@@ -9,20 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from contender import LR, OURS, WD, Build, Contender
+from memory_contenders import TABLE
 from workloads import ADAMW, DION2, DION_4, DION_16, LION, MUON, NORDION2, NORMUON, Tensors
 
-Build = Callable[[Tensors], Sequence[Optimizer]]
-
-LR, WD = 1e-4, 0.01
-OURS = "oxidion"
 #: Contenders of ours at other settings than the default.
 FAST, HALF = "oxidion.Muon fast", "oxidion.Dion bf16"
 NOT_INSTALLED = "not installed"
@@ -39,29 +36,6 @@ SOURCES = {
     "galore-torch": ("galore_torch", "galore-torch"),
     "heavyball": ("heavyball", "heavyball"),
 }
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One optimizer at one setting.
-
-    Attributes:
-        name: Row label.
-        source: Key of `SOURCES`.
-        family: The family it belongs to.
-        build: Makes its optimizers for a parameter list; all of them are stepped in order.
-        note: What sets it apart within its family.
-        compiled: Whether the source's own ``torch.compile`` decorators act; otherwise they are run eagerly.
-        max_tensors: Longest parameter list it is run on.
-    """
-
-    name: str
-    source: str
-    family: str
-    build: Build
-    note: str = ""
-    compiled: bool = False
-    max_tensors: int = 100_000
 
 
 def availability() -> dict[str, str]:
@@ -92,8 +66,6 @@ def _checkout(folder: Path) -> str:
 
 def contenders(family: str, *, compiled: bool) -> list[Contender]:
     """Contenders of a family, ours first; compiled ones only when asked: they take minutes to compile."""
-    from memory_contenders import TABLE
-
     table: dict[str, Callable[[], list[Contender]]] = {
         MUON: _muon,
         DION_4: lambda: _dion(DION_4, 1 / 4),

@@ -27,7 +27,8 @@ import torch
 
 import cuda_child
 import cuda_products
-from contenders import Contender, availability
+from contender import Contender
+from contenders import availability
 from cuda_child import Item, Row
 from cuda_clock import ceilings
 from cuda_contenders import contenders

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 import contenders as everywhere
-from contenders import LR, OURS, WD, Build, Contender
+from contender import LR, OURS, WD, Build, Contender
 from workloads import ADAMW, DION2, DION_4, DION_16, LION, MUON, NORDION2, NORMUON, Tensors
 
 PEER = "microsoft/dion"

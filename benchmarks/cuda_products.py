@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contenders import OURS
+from contender import OURS
 from cuda_child import LEFT_OUT, Item, Refused, Row
 from cuda_clock import Clock
 from cuda_kernels import GROUPS, MMA, SymmetricKernels, is_product, packed

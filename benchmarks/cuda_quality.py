@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from contenders import LR, Contender
+from contender import LR, Contender
 from harness import stepper
 from quality import DION_WARM_STEPS, MAX_SIDE, worst
 from workloads import DION2, DION_4, DION_16, MUON, Shape, Tensors, Workload, gradient

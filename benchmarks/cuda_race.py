@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch._dynamo  # which each child would import with its first optimizer, in 2 s
 
-from contenders import LR, OURS, Contender
+from contender import LR, OURS, Contender
 from cuda_child import Item, Refused, Row
 from cuda_clock import Clock
 from cuda_quality import largest_singular_value, scale

@@ -26,7 +26,8 @@ import torch
 import cuda_child
 import cuda_products
 import oxidion
-from contenders import OURS, Contender, contenders, of_class, relative
+from contender import OURS, Contender
+from contenders import contenders, of_class, relative
 from cuda_child import Item, Refused, Row
 from cuda_clock import copy_rate, launch_us, tflops
 from cuda_lists import device_lists

@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from contenders import NOT_INSTALLED, OURS, Contender
+from contender import OURS, Contender
+from contenders import NOT_INSTALLED
 from floors import OPERATIONS
 from workloads import MUON, RELATIVES, Workload
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from contenders import FAST, HALF
-from harness import ratio, series_of
+from harness import clock_of, median_ms, ratio, series_of
 from headline import fastest_peer
-from report import clock_of, median_ms
 from workloads import (
     ADAFACTOR,
     ADAMW,

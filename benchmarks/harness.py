@@ -7,6 +7,7 @@ import datetime
 import gc
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,23 @@ class Series:
 def series_of(row: dict[str, Any]) -> Series:
     """The series that a row of a result file holds."""
     return Series(row["inner"], row["wall"], row["cpu"])
+
+
+def clock_of(race: dict[str, Any]) -> str:
+    """The clock whose figures are read: CPU time at one thread, wall time at more."""
+    return "cpu" if race["threads"] == 1 else "wall"
+
+
+def contender_rows(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """Every race that ran, with the name and figures of each contender."""
+    for race in result["races"]:
+        for name, row in race.get("contenders", {}).items():
+            yield race, name, row
+
+
+def median_ms(row: dict[str, Any], clock: str) -> float:
+    """Median milliseconds of a step."""
+    return 1e3 * statistics.median(series_of(row).rounds(clock).tolist())
 
 
 def stepper(optimizers: Sequence[Optimizer], *, compiled: bool) -> Step:

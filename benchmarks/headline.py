@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from contenders import OURS
-from report import clock_of
+from contender import OURS
+from harness import clock_of
 from workloads import ADAFACTOR, ADAMW, CAME, DION2, DION_4, DION_16, LION, MUON, NORMUON
 
 #: Workload, family, and how the picture names them, in the order of the picture.

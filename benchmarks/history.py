@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from report import clock_of, contender_rows
+from harness import clock_of, contender_rows
 
 #: A ratio has fallen when its interval lies below the earlier one's by this share.
 MARGIN = 0.05

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from contenders import LR, OURS, WD, Build, Contender
+from contender import LR, OURS, WD, Build, Contender
 from workloads import ADAFACTOR, ADAMW8, CAME, GALORE, GALORE_REFRESH, LAMB, Tensors
 
 RANK = 128

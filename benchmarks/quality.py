@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from contenders import FAST, HALF, OURS, Contender
+from contender import OURS, Contender
+from contenders import FAST, HALF
 from harness import stepper
 from workloads import DION2, MUON, NORDION2, NORMUON, Shape, Workload, gradient
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # peers are found after the path is set
-    from contenders import Contender
+    from contender import Contender
     from harness import Step
     from workloads import Tensors
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import bars
+from charts import plot_ratios, plot_scaling
 from floors import floor_seconds
-from harness import series_of
+from harness import clock_of, contender_rows, median_ms
 from workloads import catalogue, named
 
 
@@ -134,25 +134,8 @@ def _races(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *failures]) if len(lines) > 3 or failures else ""
 
 
-def clock_of(race: dict[str, Any]) -> str:
-    """The clock whose figures are read: CPU time at one thread, wall time at more."""
-    return "cpu" if race["threads"] == 1 else "wall"
-
-
-def contender_rows(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
-    """Every race that ran, with the name and figures of each contender."""
-    for race in result["races"]:
-        for name, row in race.get("contenders", {}).items():
-            yield race, name, row
-
-
 def _ratio(figures: dict[str, float], *, base: bool) -> str:
     return "base" if base else f"{figures['median']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]"
-
-
-def median_ms(row: dict[str, Any], clock: str) -> float:
-    """Median milliseconds of a step."""
-    return 1e3 * statistics.median(series_of(row).rounds(clock).tolist())
 
 
 def _quality_cells(figures: dict[str, Any]) -> list[str]:
@@ -213,8 +196,6 @@ def _qualities(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Write the tables and the plots of each JSON file named on the command line."""
-    from charts import plot_ratios, plot_scaling
-
     for argument in sys.argv[1:]:
         path = Path(argument)
         result = json.loads(path.read_text(encoding="utf-8"))

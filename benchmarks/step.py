@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 import contenders as registry
 from bars import against_compiled, first_step_counts
+from contender import OURS
 from eligible import reason
 from harness import load_average, machine, ratio, series_of
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
@@ -145,7 +146,7 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
         measured = [ask("rates.py", {"threads": threads}) for threads in options.threads]
         others = [row for row in result.get("rates", []) if row["threads"] not in options.threads]
         result["rates"] = sorted([*others, *measured], key=lambda row: row["threads"])
-    if "import" not in skip and result["versions"][registry.OURS] != registry.NOT_INSTALLED:
+    if "import" not in skip and result["versions"][OURS] != registry.NOT_INSTALLED:
         result["imports"] = [ask("fresh.py", {"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
         request = {**shared, "workload": workload.name, "family": family, "threads": options.threads[-1]}
@@ -205,7 +206,7 @@ def first_steps(
     """First steps in fresh processes: our classes, and the peers that one of the bars names."""
     rows = []
     for place, entry in enumerate(registry.contenders(request["family"], compiled=compiled)):
-        ours = entry.source == registry.OURS
+        ours = entry.source == OURS
         if not ours and not first_step_counts(workload.name, request["family"], entry.name):
             continue
         if reason(entry, versions[entry.source], workload):

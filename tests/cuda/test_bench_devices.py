@@ -57,7 +57,7 @@ def tensors() -> Any:
 def test_peers_race_eagerly_compiled_by_triton_and_as_graphs(
     family: str, name: str, own: dict[str, Any]
 ) -> None:
-    from contenders import LR, WD
+    from contender import LR, WD
     from cuda_contenders import contenders
 
     made = {entry.name: entry for entry in contenders(family, compiled=True, device="cuda")}

@@ -16,7 +16,6 @@ pub(super) mod product;
 pub(super) mod reduce;
 pub(super) mod rounding;
 pub(super) mod rows;
-mod thin;
 
 pub(in crate::kernels) use fold::Fold;
 pub(in crate::kernels) use isa::Real;
