@@ -72,18 +72,18 @@ pub struct Redistribution {
     pub message: usize,
     /// True if this process contributes nothing: another one with the same copy does.
     pub silent: bool,
-    /// True if the change is left out where no unit is due.
+    /// True if the change is left out where no unit is scheduled.
     pub guarded: bool,
 }
 
 impl Redistribution {
-    /// Tests whether contributions travel apart from the buffer: in another type, or with those of other buffers.
+    /// Tests whether contributions are sent from a copy of the buffer: in another type, or with those of other buffers.
     #[must_use]
     pub fn staged(&self, spec: &BufferSpec) -> bool {
         spec.wire != spec.dtype || self.message > 0
     }
 
-    /// Element type that travels: contributions to be added have one of their own.
+    /// Element type that is sent: contributions to be added have one of their own.
     #[must_use]
     pub fn dtype(&self, spec: &BufferSpec) -> DType {
         if matches!(self.kind, RedistributionKind::AllReduce { .. }) { spec.wire } else { spec.dtype }
@@ -137,21 +137,21 @@ pub enum RedistributionKind {
     },
     /// Every process keeps the units that it owns: no communication.
     Slice,
-    /// Owners give everybody their units: all-gather, or where most messages would be padding, all-to-all.
+    /// Owners give all ranks their units: all-gather, or where most messages would be padding, all-to-all.
     GatherOwned {
         /// Position in `owner`.
         at: usize,
         /// True if every message has its own length.
         exact: bool,
     },
-    /// Everybody gets all parts: all-gather.
+    /// All ranks get all parts: all-gather.
     AllGather {
         /// The side that is gathered.
         side: Side,
         /// Number of its axis among those that shard the side.
         level: usize,
     },
-    /// Contributions are added for everybody: all-reduce.
+    /// Contributions are added for all ranks: all-reduce.
     AllReduce {
         /// Sum or mean.
         how: Reduction,
@@ -186,13 +186,13 @@ pub struct StagePoint {
     pub whole: bool,
     /// The units that it takes.
     pub units: Range<usize>,
-    /// True if the stage works at the owners, on buffers in the place of states (`Program::gathered`).
+    /// True if the stage works at the owners, on buffers instead of states (`Program::gathered`).
     pub gathered: bool,
     /// Shard that a buffer has here as declared.
     pub base: BufferShard,
     /// Shard of each buffer that is held.
     pub held: Vec<BufferShard>,
-    /// True if the stage is left out where no unit is due.
+    /// True if the stage is left out where no unit is scheduled.
     pub guarded: bool,
 }
 
@@ -201,9 +201,9 @@ pub struct StagePoint {
 pub enum Step {
     /// Gradients go into the buffer in which they are averaged.
     Gradients,
-    /// States go into the buffers that travel in their place.
+    /// States go into the buffers that are sent instead of them.
     Load,
-    /// States are written from the buffers that travelled in their place.
+    /// States are written from the buffers that were sent instead of them.
     Store,
     /// A redistribution begins: what is sent is put together.
     Pack(Redistribution),
@@ -214,7 +214,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Tests whether the step is left out where no unit is due.
+    /// Tests whether the step is left out where no unit is scheduled.
     #[must_use]
     pub fn guarded(&self) -> bool {
         match self {

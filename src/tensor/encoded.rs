@@ -1,4 +1,4 @@
-//! Views of encoded elements: codes with the scales of their blocks, and the two halves of float32 weights.
+//! Views of encoded elements: quantized values (8-bit) with the scales of their blocks, and the two halves of float32 weights.
 
 use super::{Blocks, DType, Encoding, FlatView, FlatViewMut, Rounding};
 

@@ -1,4 +1,4 @@
-//! Passes over jobs: those whose operands are more than numbers of their type go to the kernels of `coded.cu`.
+//! Launches passes over jobs. Jobs with quantized or rounded operands go to the kernels of `coded.cu`.
 
 use super::coded::{self, CodedJob};
 use super::device::launch;
