@@ -1,7 +1,6 @@
 //! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
 
 mod adafactor;
-mod adam_h;
 mod apollo;
 mod came;
 mod dion;

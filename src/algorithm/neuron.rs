@@ -7,7 +7,7 @@
 //! A neuron is a row over the parameter's last dimension and the norm is that of a matrix over its last two, of a
 //! flattened parameter too.
 
-use super::orthonormal::U;
+use super::orthonormal::{Orthonormal, U};
 use super::stage::{BufferIo, StageIo, UnitIo};
 use crate::error::Result;
 use crate::kernels;
@@ -29,6 +29,15 @@ const VARIANCE: usize = 1;
 /// The state behind the momentum and those of the normalization, if there is one.
 pub(super) fn behind(neuron: Option<&Neuron>) -> usize {
     if neuron.is_some() { VARIANCE + 1 } else { VARIANCE }
+}
+
+impl Orthonormal {
+    /// The momentum, and V where neurons are normalized.
+    pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {
+        let momentum = self.storage.momentum(p, self.momentum_dtype);
+        let variance = neuron.map(|_| Neuron::state(p, &self.view, blocks));
+        [momentum].into_iter().chain(variance).collect()
+    }
 }
 
 #[derive(Debug)]

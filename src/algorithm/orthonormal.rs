@@ -4,7 +4,6 @@
 use tch::Tensor;
 
 use super::lr_scale::LrScale;
-use super::neuron::Neuron;
 use super::stage::{StageIo, UnitIo, jobs, record};
 use super::weight_norm::{LastStep, WeightNorm};
 use super::{flops, wide_flops};
@@ -46,11 +45,11 @@ pub(super) struct Orthonormal {
     cautious: bool,
     adjust: LrScale,
     orthonormalizer: Orthonormalizer,
-    momentum_dtype: Option<DType>,
+    pub(super) momentum_dtype: Option<DType>,
     orth_dtype: Option<DType>,
     /// True if products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
-    storage: StateStorage,
+    pub(super) storage: StateStorage,
     pub(super) weight_norm: WeightNorm,
 }
 
@@ -72,13 +71,6 @@ impl Orthonormal {
     /// The type in which matrices of a parameter are orthonormalized.
     pub(super) fn product(&self, param: DType) -> DType {
         self.orth_dtype.unwrap_or_else(|| product_dtype(param, self.bfloat16))
-    }
-
-    /// The momentum, and V where neurons are normalized.
-    pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {
-        let momentum = self.storage.momentum(p, self.momentum_dtype);
-        let variance = neuron.map(|_| Neuron::state(p, &self.view, blocks));
-        [momentum].into_iter().chain(variance).collect()
     }
 
     /// The norm that each matrix of weights keeps, where they are to.

@@ -6,6 +6,7 @@ mod cuda;
 mod enter;
 mod error;
 mod functional;
+mod gradient;
 mod group;
 mod handles;
 mod logs;

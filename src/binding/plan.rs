@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::enter::Enter;
+use super::gradient::{Gradient, gradient};
 use super::handles::GradientLayout;
-use super::session::Gradient;
 use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::error::Error;
@@ -210,7 +210,7 @@ impl PyPlan {
         for ((object, param), planned) in objects.iter().zip(&locals).zip(&self.plan.params) {
             let grad = object.getattr("grad")?;
             if !grad.is_none() {
-                let grad = super::session::gradient(object, &grad, planned.spec.dtype)
+                let grad = gradient(object, &grad, planned.spec.dtype)
                     .map_err(|e| super::error::with_name(py, &e, &planned.spec.name))?;
                 if let Gradient::Ready { local, .. } = grad {
                     check_gradient(&local, param, &planned.spec.name).map_err(super::error::to_python)?;

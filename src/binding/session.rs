@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sha2::{Digest, Sha256};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::enter::Enter;
 use super::error::to_python;
-use super::handles::GradientLayout;
+use super::gradient::{Gradient, gradient};
 use super::plan::PyPlan;
 use super::{group, handles, logs, tensor};
 use crate::error::{Error, Result};
@@ -21,7 +20,6 @@ use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
 use crate::session::{AverageStep, Details, FastPath, Session};
 use crate::spec::Hyper;
-use crate::tensor::DType;
 use crate::threads;
 
 /// Marks the names of parameters whose gradients have other placements than they have.
@@ -455,52 +453,6 @@ enum Look {
     Misplaced(Tensor),
     /// It is not as it was planned.
     Changed,
-}
-
-/// The gradient of a parameter, as far as this process holds it.
-pub(super) enum Gradient {
-    /// It lies as the parameter does, or is a sum along these axes of which this process holds a contribution.
-    Ready { local: Tensor, added: Vec<usize> },
-    /// It is of this type and has to be redistributed.
-    Misplaced(Kind),
-}
-
-/// The local gradient of a parameter, of the parameter's `dtype` or of the one that the user set as its `grad_dtype`.
-pub(super) fn gradient(
-    param: &Bound<'_, PyAny>,
-    grad: &Bound<'_, PyAny>,
-    dtype: DType,
-) -> PyResult<Gradient> {
-    let py = param.py();
-    let plain = tensor::is_plain(grad)?;
-    let layout = if !plain && handles::is_distributed(grad)? {
-        handles::gradient_layout(grad, param)?
-    } else {
-        GradientLayout::Like(Vec::new())
-    };
-    if layout == GradientLayout::Elsewhere {
-        return Err(super::error::LayoutError::new_err(
-            "the gradient is on another device mesh than the parameter. Redistribute it before step()",
-        ));
-    }
-    let local = if plain { grad.clone() } else { handles::local(grad)? };
-    let local = tensor::unpack(&local, "gradient")?;
-    if local.kind() != dtype.kind() {
-        // Up to torch 2.9 a gradient has its parameter's dtype: there is no `grad_dtype`.
-        let (own, allowed) =
-            (grad.getattr(intern!(py, "dtype"))?, param.getattr_opt(intern!(py, "grad_dtype"))?);
-        if allowed.is_none_or(|allowed| !allowed.is_none() && !allowed.is(&own)) {
-            return Err(PyTypeError::new_err(format!(
-                "the gradient must have the parameter's dtype {}, got {own}. Convert it, or allow it by setting the \
-                 parameter's grad_dtype",
-                dtype.name()
-            )));
-        }
-    }
-    Ok(match layout {
-        GradientLayout::Like(added) => Gradient::Ready { local, added },
-        _ => Gradient::Misplaced(local.kind()),
-    })
 }
 
 /// The first 62 bits of a SHA-256: its negative is a number too.

@@ -40,7 +40,6 @@ pub use ops::average::{Average, PutTogether, TakeApart};
 pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
 };
-pub use ops::clipping::{Clipping, Rates, UpdateSums};
 pub use ops::columns::{
     Columns, Kept, has_orthonormal_columns, normalize_columns, orthonormal_columns, squares_and_scaled,
 };
@@ -51,7 +50,7 @@ pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
-pub use ops::factors::{Factors, Steps, count_steps};
+pub use ops::factors::{Clipping, Debias, Factors, Rates, Steps, Trust, UpdateSums, count_steps};
 pub use ops::finite::{Finite, clear_without_basis, is_zero};
 pub use ops::lamb::{Lamb, LambNorms};
 pub use ops::means::{Means, NewShare, Squares};
@@ -70,7 +69,6 @@ pub use ops::symmetric::{
     ProductClass, has_symmetric_product, multiprocessors, set_measured, symmetric_product,
     symmetric_product_by_groups,
 };
-pub use ops::trust::{Debias, Trust};
 pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, TemperTo, Whiten};
 #[cfg(feature = "cuda")]

@@ -9,8 +9,6 @@ use tch::Tensor;
 
 use super::coefficients::Polynomial;
 use super::iteration::{self, Iteration};
-use super::newton_schulz::{Step, quadratic, quadratic_of_both};
-use super::products::Products;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
@@ -122,57 +120,6 @@ pub fn gram_newton_schulz(
     scratch: &mut Tensor,
 ) -> Result<()> {
     Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None }.run(x_bmn, scratch)
-}
-
-/// Applies the steps as [`newton_schulz::iterate`](super::newton_schulz::iterate) does, in the Gram form.
-pub(super) fn iterate(
-    products: &mut impl Products,
-    steps: &[Step],
-    restarts: &[usize],
-    by: Option<f64>,
-) -> Result<()> {
-    // The Gram matrix, the factor of a step, their product, and one to write to; the first two as `quadratic` wants them.
-    const G: usize = 0;
-    const Z: usize = 1;
-    let (mut product, mut free) = (2, 3);
-    let mut linear = 1.0;
-    for (i, step) in steps.iter().enumerate() {
-        let fresh = i == 0 || restarts.contains(&i);
-        let last = i + 1 == steps.len() || restarts.contains(&(i + 1));
-        let gamma = step.gamma / step.linear;
-        // What the Gram matrix is still to be multiplied by.
-        let mut scale = 1.0;
-        if let Some(by) = by.filter(|_| i == 0) {
-            quadratic_of_both(products, step, gamma, by)?;
-            scale = by * by;
-        } else {
-            if fresh {
-                products.gram(G)?;
-            }
-            quadratic(products, step, gamma)?;
-        }
-        linear *= step.linear;
-        if !last {
-            // G <- l² (I + Z) G (I + Z).
-            products.multiply(free, [G, Z], &[(1.0, G)], scale)?;
-            products.multiply(G, [free, Z], &[(1.0, free)], step.linear * step.linear)?;
-        }
-        if fresh && last {
-            products.apply(Z, linear, linear)?;
-        } else if fresh {
-            products.combine(product, 0.0, Z, 1.0)?;
-        } else {
-            products.multiply(free, [product, Z], &[(1.0, product), (1.0, Z)], 1.0)?;
-            std::mem::swap(&mut product, &mut free);
-        }
-        if last {
-            if !fresh {
-                products.apply(product, linear, linear)?;
-            }
-            linear = 1.0;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,11 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
-use super::gram;
 use super::library::{Divisor, Library, OneThread, SPREAD_FROM, normalize};
-use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
+use super::steps::{Step, iterate, iterate_gram, plan};
 use super::views;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Kernel, has_symmetric_product};
@@ -329,8 +328,8 @@ impl Iteration<'_> {
             }
         };
         match self.restarts {
-            None => newton_schulz::iterate(products, steps, by),
-            Some(restarts) => gram::iterate(products, steps, restarts, by),
+            None => iterate(products, steps, by),
+            Some(restarts) => iterate_gram(products, steps, restarts, by),
         }
     }
 }

@@ -25,6 +25,7 @@ pub mod qr;
 pub mod random;
 pub mod right_factor;
 pub mod sketch;
+mod steps;
 mod sums;
 mod symmetric;
 pub(crate) mod views;

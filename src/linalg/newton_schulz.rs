@@ -9,7 +9,6 @@ use tch::Tensor;
 
 use super::coefficients::Polynomial;
 use super::iteration::{self, Iteration};
-use super::products::Products;
 use crate::error::Result;
 use crate::tensor::DType;
 
@@ -43,72 +42,6 @@ pub fn newton_schulz(
     scratch: &mut Tensor,
 ) -> Result<()> {
     Iteration { polynomial, restarts: None, epsilon, squares: None }.run(x_bmn, scratch)
-}
-
-/// One step in terms of `Y`: `Y <- linear Y + gamma (ratio G + square G G) Y` with `G = Y Yᵀ`.
-pub(super) struct Step {
-    pub(super) linear: f64,
-    pub(super) ratio: f64,
-    pub(super) square: bool,
-    pub(super) gamma: f64,
-}
-
-/// Steps of `polynomial` for the scaled iterate, and the scale `s` of its first argument.
-///
-/// With `X = s Y` and `X' = s' Y'`, `Y' = (s/s') (a Y + b s² G Y + c s⁴ G² Y)`; `s/s' = 2^e / a` makes the
-/// first coefficient a power of two. Going backwards from `s = 1`, `e` is chosen to keep `s` within a factor
-/// √2 of 1.
-pub(super) fn plan(polynomial: &Polynomial) -> (Vec<Step>, f64) {
-    let mut scale = 1.0;
-    let mut steps = Vec::with_capacity(polynomial.rows.len());
-    for &[a, b, c] in polynomial.rows.iter().rev() {
-        let after: f64 = scale;
-        // A coefficient without logarithm is rounded like the others are.
-        let linear = if a > 0.0 { (a / after).log2().round().exp2() } else { a };
-        scale = if a > 0.0 { after * linear / a } else { after };
-        let cubic = scale.powi(3) * b / after;
-        let quintic = scale.powi(5) * c / after;
-        let square = quintic != 0.0;
-        let (ratio, gamma) = if square { (cubic / quintic, quintic) } else { (cubic, 1.0) };
-        steps.push(Step { linear, ratio, square, gamma });
-    }
-    steps.reverse();
-    (steps, scale)
-}
-
-/// Applies the steps to a normalized matrix. `by`: where `S[0]` and `S[1]` are its Gram matrix and the square of that,
-/// to be multiplied by the second and fourth power of this number.
-pub(super) fn iterate(products: &mut impl Products, steps: &[Step], by: Option<f64>) -> Result<()> {
-    for (i, step) in steps.iter().enumerate() {
-        if let Some(by) = by.filter(|_| i == 0) {
-            quadratic_of_both(products, step, step.gamma, by)?;
-        } else {
-            products.gram(0)?;
-            quadratic(products, step, step.gamma)?;
-        }
-        products.apply(1, step.linear, 1.0)?;
-    }
-    Ok(())
-}
-
-/// `S[1] <- gamma (ratio S[0] + square S[0]²)`.
-pub(super) fn quadratic(products: &mut impl Products, step: &Step, gamma: f64) -> Result<()> {
-    if step.square {
-        products.multiply(1, [0, 0], &[(step.ratio, 0)], gamma)
-    } else {
-        products.combine(1, 0.0, 0, gamma * step.ratio)
-    }
-}
-
-/// `quadratic` where `S[1] = S[0]²` is there already, for `by² S[0]`.
-pub(super) fn quadratic_of_both(
-    products: &mut impl Products,
-    step: &Step,
-    gamma: f64,
-    by: f64,
-) -> Result<()> {
-    let keep = if step.square { gamma * by.powi(4) } else { 0.0 };
-    products.combine(1, keep, 0, gamma * step.ratio * by.powi(2))
 }
 
 #[cfg(test)]

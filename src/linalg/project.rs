@@ -3,11 +3,11 @@
 //! A = matrix `[d, e]` whose columns are projected, r = rank, s = columns of a sketch. All arithmetic is float64, so that
 //! a basis does not depend on the order in which parts of a sum came together.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::decompose::{singular, symmetric};
 use super::sketch::nystrom;
-use super::sums::Sums;
+use super::sums::{Sums, in_float64};
 use super::symmetric::Symmetric;
 use crate::error::{Error, Result};
 use crate::kernels::{has_orthogonal_rows, on_device};
@@ -37,34 +37,6 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
         symmetric.accumulate(&mut out_dd, part_dw, &part_dw.f_tr()?, &free)
     })?;
     Ok(if is_first { out_dd.f_zero_()? } else { out_dd })
-}
-
-/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of
-/// the whole matrix is made; and with each true if it is stored as its transpose. On a device there is one part.
-pub(super) fn in_float64(
-    a_de: &Tensor,
-    bytes: i64,
-    mut work: impl FnMut(&Tensor, bool) -> Result<()>,
-) -> Result<()> {
-    let (d, e) = a_de.size2()?;
-    if on_device() || a_de.device() != Device::Cpu {
-        return work(&a_de.f_to_kind(Kind::Double)?, false);
-    }
-    let most = (bytes / (8 * d.max(1))).max(1);
-    // Parts of about one size.
-    let parts = ((e + most - 1) / most).max(1);
-    let width = (e + parts - 1) / parts;
-    // The elements of a part have the order of those of A.
-    let turned = a_de.stride()[0] == 1;
-    let room = Tensor::f_empty([d * width], (Kind::Double, Device::Cpu))?;
-    for first in (0..e).step_by(usize::try_from(width).unwrap_or(1).max(1)) {
-        let w = width.min(e - first);
-        let flat = room.f_narrow(0, 0, d * w)?;
-        let mut part_dw = if turned { flat.f_view([w, d])?.f_tr()? } else { flat.f_view([d, w])? };
-        part_dw.f_copy_(&a_de.f_narrow(1, first, w)?)?;
-        work(&part_dw, turned)?;
-    }
-    Ok(())
 }
 
 /// Source of a basis.
@@ -138,6 +110,8 @@ fn signed(vectors_dr: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 mod tests {
+    use tch::Device;
+
     use super::*;
 
     /// `[d, e]` with singular values `values` and known vectors.

@@ -6,9 +6,8 @@
 use tch::{Device, Kind, Tensor};
 
 use super::decompose::{Vectors, symmetric};
-use super::project::in_float64;
 use super::random::Key;
-use super::sums::Sums;
+use super::sums::{Sums, in_float64};
 use super::symmetric::accumulate;
 use super::views;
 use crate::error::Result;

@@ -2,7 +2,7 @@
 //!
 //! W = matrix `[m, w]`, V = matrix `[n, w]`: parts of the columns of larger ones.
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::views;
 use crate::error::Result;
@@ -67,6 +67,34 @@ fn operand(matrix: &Tensor) -> Result<Operand<'_>> {
         (views::read_turned(matrix)?, [1, count])
     };
     Ok(Operand { x: x.into(), count, inner, steps })
+}
+
+/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of
+/// the whole matrix is made; and with each true if it is stored as its transpose. On a device there is one part.
+pub(super) fn in_float64(
+    a_de: &Tensor,
+    bytes: i64,
+    mut work: impl FnMut(&Tensor, bool) -> Result<()>,
+) -> Result<()> {
+    let (d, e) = a_de.size2()?;
+    if on_device() || a_de.device() != Device::Cpu {
+        return work(&a_de.f_to_kind(Kind::Double)?, false);
+    }
+    let most = (bytes / (8 * d.max(1))).max(1);
+    // Parts of about one size.
+    let parts = ((e + most - 1) / most).max(1);
+    let width = (e + parts - 1) / parts;
+    // The elements of a part have the order of those of A.
+    let turned = a_de.stride()[0] == 1;
+    let room = Tensor::f_empty([d * width], (Kind::Double, Device::Cpu))?;
+    for first in (0..e).step_by(usize::try_from(width).unwrap_or(1).max(1)) {
+        let w = width.min(e - first);
+        let flat = room.f_narrow(0, 0, d * w)?;
+        let mut part_dw = if turned { flat.f_view([w, d])?.f_tr()? } else { flat.f_view([d, w])? };
+        part_dw.f_copy_(&a_de.f_narrow(1, first, w)?)?;
+        work(&part_dw, turned)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Chooses by axis whether matrices stay sharded while a program runs or are gathered at owners.
 
-use super::bucket::Bucket;
-use super::redistribute::{BufferShard, Redistribution, RedistributionKind, segments};
+use super::bucket::{Alternative, Bucket};
+use super::ir::{BufferShard, Redistribution, RedistributionKind};
+use super::redistribute::segments;
 use super::workspace::{self, trial};
 use super::{GroupSpec, Param};
 use crate::error::{Error, Result};
@@ -74,15 +75,6 @@ pub(super) fn of_groups(groups: &[GroupSpec], params: &[Param]) -> Result<Vec<Ch
         choice.check(params.iter().filter(|p| p.group == group).map(|p| &p.layout))?;
     }
     Ok(choices)
-}
-
-/// One way to run the program of a bucket.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Alternative {
-    /// The axes that it gathers, by number.
-    pub gathered: Vec<usize>,
-    /// Bytes that a process sends along each axis of the bucket for a matrix, on average over processes and matrices.
-    pub bytes: Vec<f64>,
 }
 
 /// The axes that shard matrices, the inner ones of each side first.

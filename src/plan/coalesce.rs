@@ -1,9 +1,8 @@
 //! Coalesced buckets: their sums are made at the same points of their programs and share a message.
 
-use super::arena::{ArenaRange, sizes};
 use super::bucket::Bucket;
-use super::redistribute::{Redistribution, RedistributionKind, Segment, Step};
-use super::route::Route;
+use super::ir::{ArenaRange, BufferShard, Redistribution, RedistributionKind, Segment, Step, shared};
+use super::route::{Counts, Route};
 use crate::layout::{Axis, Reduction};
 use crate::tensor::DType;
 
@@ -68,6 +67,70 @@ pub(super) fn coalesce(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Coa
 /// The buffers of a bucket that may lie where its messages do.
 fn scratch(bucket: &Bucket) -> Vec<bool> {
     bucket.program.buffers.iter().map(|spec| spec.shared && !bucket.whole_parameter).collect()
+}
+
+/// Bytes of each buffer of a bucket and of its messages.
+#[must_use]
+fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
+    let buffers = &bucket.program.buffers;
+    let mut sizes = vec![0; buffers.len() + 1];
+    let mut grow = |at: usize, bytes: usize| sizes[at] = bytes.max(sizes[at]);
+    let messages = buffers.len();
+    let stored = BufferShard::stored(bucket);
+    for (at, spec) in buffers.iter().enumerate() {
+        if bucket.only_gathered(at) && !spec.shared {
+            continue;
+        }
+        let times = if spec.taken { shared(bucket, bucket.owner_axes.len()).len().max(1) } else { 1 };
+        grow(at, times * Redistribution::area(bucket, spec, &stored) * spec.dtype.bytes());
+    }
+    let points = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
+        Step::Stage(point) if point.gathered || point.whole => Some(point),
+        _ => None,
+    });
+    for point in points {
+        for (at, (spec, held)) in buffers.iter().zip(&point.held).enumerate() {
+            if !spec.shared {
+                grow(at, Redistribution::area(bucket, spec, held) * spec.dtype.bytes());
+            }
+        }
+    }
+    let slices = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
+        Step::Unpack(redistribution) if redistribution.kind == RedistributionKind::Slice => {
+            Some(redistribution)
+        }
+        _ => None,
+    });
+    for redistribution in segments.iter().flat_map(|s| &s.redistributions).chain(slices) {
+        let spec = &buffers[redistribution.buffer];
+        let each = spec.dtype.bytes();
+        for held in [&redistribution.before, &redistribution.after] {
+            grow(redistribution.buffer, Redistribution::area(bucket, spec, held) * each);
+        }
+        let Counts { send, recv } = Route::new(bucket, redistribution).counts();
+        let (send, recv) = (send.iter().sum::<usize>(), recv.iter().sum::<usize>());
+        match redistribution.kind {
+            RedistributionKind::ToOwner { .. } | RedistributionKind::ReduceToOwner { .. } => {
+                grow(messages, recv * each);
+            }
+            RedistributionKind::FromOwner { .. } => grow(messages, send * each),
+            RedistributionKind::GatherOwned { .. } => {
+                grow(redistribution.buffer, recv * each);
+                grow(messages, send * each);
+            }
+            RedistributionKind::AllGather { .. } => {
+                grow(redistribution.buffer, send * each);
+                grow(messages, recv * each);
+            }
+            RedistributionKind::AllReduce { .. }
+                if redistribution.staged(spec) && redistribution.message == 0 =>
+            {
+                grow(messages, send * spec.wire.bytes());
+            }
+            RedistributionKind::AllReduce { .. } | RedistributionKind::Slice => {}
+        }
+    }
+    sizes
 }
 
 fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], together: &[usize]) -> Coalesced {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::ir::Step;
 use super::local::LocalState;
 use super::owners::Tally;
-use super::redistribute::Step;
 use super::schedule::Compute;
 use super::{Bucket, Plan, Unit};
 

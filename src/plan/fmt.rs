@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use super::choice::Alternative;
-use super::redistribute::Step;
+use super::bucket::Alternative;
+use super::ir::Step;
 use super::{ArenaRange, Bucket, Compute, Instr, Param, Plan, Transfer};
 use crate::layout::{Collective, Layout, Reduction};
 use crate::spec::Side;

@@ -7,6 +7,8 @@ mod choice;
 mod coalesce;
 mod cost;
 mod fmt;
+mod group;
+mod ir;
 mod local;
 mod master;
 mod owned;
@@ -26,14 +28,13 @@ mod workspace;
 
 use std::collections::BTreeMap;
 
-pub use arena::{Arena, ArenaRange};
-pub use bucket::{Bucket, BucketAxis, Unit};
-pub use choice::Alternative;
+pub use arena::Arena;
+pub use bucket::{Alternative, Bucket, BucketAxis, Unit};
 pub use cost::Work;
 pub use fmt::placements;
+pub use ir::{ArenaRange, BufferShard, Redistribution, RedistributionKind, StagePoint, Step, owned_by};
 pub use local::{BlockShard, Extent, LocalState, Owned};
 pub use param::Param;
-pub use redistribute::{BufferShard, Redistribution, RedistributionKind, StagePoint, Step, owned_by};
 pub use route::{Counts, Route};
 pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
@@ -140,9 +141,9 @@ impl Plan {
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
         let choices = choice::of_groups(groups, &params)?;
         let workspace = workspace::Limit::of(groups, &params)?;
-        let open = bucket::open(&params, &algorithms, &choices, workspace)?;
+        let open = group::open(&params, &algorithms, &choices, workspace)?;
         let close =
-            |cap, few| bucket::close(&open, &params, &algorithms, &limits, multiprocessors, (cap, few));
+            |cap, few| group::close(&open, &params, &algorithms, &limits, multiprocessors, (cap, few));
         let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
         owned::settle(&mut params, &algorithms, &open, &buckets)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::Param;
 use super::bucket::Bucket;
+use super::ir::shared;
 use super::local::{self, BlockShard, LocalState, Owned};
-use super::redistribute::shared;
 use crate::algorithm::AnyAlgorithm;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};

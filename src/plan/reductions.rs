@@ -4,9 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::bucket::Bucket;
-use super::redistribute::{
-    BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step, pending,
-};
+use super::ir::{BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step, pending};
 use crate::error::{Error, Result};
 use crate::layout::Reduction;
 use crate::program::{BufferId, ProgramOp};

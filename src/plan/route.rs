@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bucket::{Bucket, Unit};
-use super::redistribute::{BufferShard, Redistribution, RedistributionKind, owned_by};
+use super::ir::{BufferShard, Redistribution, RedistributionKind, owned_by};
 use crate::program::BufferSpec;
 use crate::spec::{Rect, Side};
 

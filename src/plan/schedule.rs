@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::arena::{Arena, ArenaRange};
+use super::arena::Arena;
 use super::bucket::Bucket;
 use super::coalesce::{Coalesced, CoalescedCollective};
-use super::redistribute::{Redistribution, RedistributionKind, Step};
+use super::ir::{ArenaRange, Redistribution, RedistributionKind, Step};
 use super::route::Route;
 use super::workspace::Sharing;
 use crate::layout::{Axis, Collective};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::arena::ArenaRange;
+use super::ir::ArenaRange;
 use super::schedule::Instr;
 use crate::error::{Error, Result};
 

@@ -1,9 +1,9 @@
 //! Bounds of the workspace that no process exceeds, and the limit that a plan keeps.
 
-use super::arena::ALIGN;
 use super::bucket::{Bucket, Unit};
+use super::ir::{ALIGN, BufferShard, RedistributionKind, Step};
 use super::owners::owner_axes;
-use super::redistribute::{BufferShard, RedistributionKind, Step, segments};
+use super::redistribute::segments;
 use super::{GroupSpec, Param};
 use crate::error::{Error, Result};
 use crate::program::BufferSpec;

@@ -6,7 +6,6 @@ use super::Session;
 use super::tensors::{BoundParam, BoundTensor};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
-use crate::plan::{Param, average};
 
 /// The rule of an average, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,25 +38,6 @@ pub struct AverageStep {
     /// The learning rate, if the host knows it. A step at 0 begins no average: it changes no weight, and optimizers are
     /// stepped at 0 to make states for a checkpoint before the weights are there.
     pub lr: Option<f64>,
-}
-
-/// Positions of an average among the states of a parameter.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AveragePlaces {
-    average: usize,
-    step: usize,
-    /// The sum of weights, the largest learning rate, and the share of the average that the parameter holds.
-    schedule_free: Option<[usize; 3]>,
-}
-
-impl AveragePlaces {
-    /// The positions of the average of a parameter, if it has one.
-    pub(super) fn of(planned: &Param) -> Option<Self> {
-        let at = |role: &str| planned.states.iter().position(|state| state.spec.role == role);
-        let [weight_sum, lr_max, share] = average::SCHEDULE_FREE.map(at);
-        let schedule_free = weight_sum.zip(lr_max).zip(share).map(|((sum, most), share)| [sum, most, share]);
-        Some(Self { average: at(average::AVERAGE)?, step: at(average::STEP)?, schedule_free })
-    }
 }
 
 /// Change of the average of a parameter in the step that has begun.

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::Session;
-use super::execute::Fixed;
 use super::tensors::{BoundParam, BoundTensor};
-use super::views::matrix;
+use super::views::{Fixed, matrix};
 use crate::error::Result;
 use crate::kernels;
 use crate::tensor::Device;

@@ -7,8 +7,7 @@ use super::Session;
 use super::views::{Sources, brought_here};
 use crate::algorithm::stage::{StageIo, UnitIo};
 use crate::error::Result;
-use crate::plan::{Bucket, Plan, StagePoint, Step};
-use crate::spec::Rect;
+use crate::plan::{Plan, StagePoint, Step};
 use crate::tensor::Device;
 use crate::threads;
 
@@ -19,45 +18,6 @@ const TOGETHER: usize = 64;
 const SHARE: usize = 1 << 19;
 /// Elements of whole units that are worked on from the first to the last step before the next ones.
 const BATCH: usize = 1 << 18;
-
-/// Facts of a unit that are the same in every step, but for `due`.
-#[derive(Clone, Debug)]
-pub(super) struct Fixed {
-    pub(super) param: usize,
-    pub(super) stream: u64,
-    pub(super) index: usize,
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) numel: usize,
-    pub(super) local: Rect,
-    /// States of the unit by number, with its part of each; scales of other states are left out.
-    pub(super) states: Vec<(usize, Rect)>,
-    /// True if it is due in this step.
-    pub(super) due: bool,
-    /// True if it waits for nothing any more (`Algorithm::seen`).
-    pub(super) seen: bool,
-}
-
-/// The units of a bucket.
-pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
-    let units = bucket.units.iter().map(|unit| {
-        let planned = &plan.params[unit.param];
-        let own = planned.states.iter().enumerate().filter(|(_, state)| state.is_of_algorithm());
-        Fixed {
-            param: unit.param,
-            stream: planned.spec.stream,
-            index: unit.shard.index,
-            rows: unit.shard.block.rows,
-            cols: unit.shard.block.cols,
-            numel: planned.spec.numel(),
-            local: unit.shard.local,
-            states: own.map(|(at, state)| (at, state.part(&unit.shard))).collect(),
-            due: false,
-            seen: plan.algorithms[bucket.algorithm].seen().is_none(),
-        }
-    });
-    units.collect()
-}
 
 impl Session {
     /// The positions of a bucket's units that run through all of its steps together: of one that is worked on here alone,

@@ -17,15 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alias::AliasCheck;
-use average::{AverageCounters, AveragePlaces, AverageUpdate};
+use average::{AverageCounters, AverageUpdate};
 pub use average::{AverageRule, AverageStep};
 use buffers::stage_shards;
 pub use device::{check_devices, enter as enter_device, sources};
-use execute::{Fixed, fixed};
 use tch::Tensor;
-use tensors::{BoundParam, BoundTensor, check_written};
+use tensors::{AveragePlaces, BoundParam, BoundTensor, check_written};
 pub use tensors::{FastPath, check_gradient};
-use views::{Memory, Room, States, matrix};
+use views::{Fixed, Memory, Room, States, fixed, matrix};
 
 use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, jobs};
 use crate::error::{Error, Result};

@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use super::average::AveragePlaces;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
-use crate::plan::{LocalState, Param};
+use crate::plan::{LocalState, Param, average};
 use crate::tensor::{
     Blocks, DType, Device, Elements, Encoding, FlatPtr, Gradient, Held, Owner, Places, Rounding, Watch,
     check_storage, replaced, require_memory,
@@ -19,6 +18,25 @@ use crate::tensor::{
 const ROUNDING_TAG: u32 = 2;
 /// The same for those by which states are rounded, by the number of the state: behind the tags of all other uses.
 const STATES_TAG: u32 = 16;
+
+/// Positions of an average among the states of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AveragePlaces {
+    pub(super) average: usize,
+    pub(super) step: usize,
+    /// The sum of weights, the largest learning rate, and the share of the average that the parameter holds.
+    pub(super) schedule_free: Option<[usize; 3]>,
+}
+
+impl AveragePlaces {
+    /// The positions of the average of a parameter, if it has one.
+    pub(super) fn of(planned: &Param) -> Option<Self> {
+        let at = |role: &str| planned.states.iter().position(|state| state.spec.role == role);
+        let [weight_sum, lr_max, share] = average::SCHEDULE_FREE.map(at);
+        let schedule_free = weight_sum.zip(lr_max).zip(share).map(|((sum, most), share)| [sum, most, share]);
+        Some(Self { average: at(average::AVERAGE)?, step: at(average::STEP)?, schedule_free })
+    }
+}
 
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]

@@ -15,13 +15,51 @@ use std::collections::BTreeMap;
 
 use tch::Tensor;
 
-use super::execute::Fixed;
 use super::tensors::{BoundParam, BoundTensor};
 use crate::algorithm::stage::{BufferIo, Buffers, MatrixShard, UnitIo};
 use crate::error::{Error, Result};
 use crate::plan::{Bucket, Plan, StagePoint};
 use crate::spec::Rect;
 use crate::tensor::{DType, FlatPtr, FlatView, FlatViewMut, Held, MatrixView, MatrixViewMut};
+
+/// Facts of a unit that are the same in every step, but for `due`.
+#[derive(Clone, Debug)]
+pub(super) struct Fixed {
+    pub(super) param: usize,
+    pub(super) stream: u64,
+    pub(super) index: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) numel: usize,
+    pub(super) local: Rect,
+    /// States of the unit by number, with its part of each; scales of other states are left out.
+    pub(super) states: Vec<(usize, Rect)>,
+    /// True if it is due in this step.
+    pub(super) due: bool,
+    /// True if it waits for nothing any more (`Algorithm::seen`).
+    pub(super) seen: bool,
+}
+
+/// The units of a bucket.
+pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
+    let units = bucket.units.iter().map(|unit| {
+        let planned = &plan.params[unit.param];
+        let own = planned.states.iter().enumerate().filter(|(_, state)| state.is_of_algorithm());
+        Fixed {
+            param: unit.param,
+            stream: planned.spec.stream,
+            index: unit.shard.index,
+            rows: unit.shard.block.rows,
+            cols: unit.shard.block.cols,
+            numel: planned.spec.numel(),
+            local: unit.shard.local,
+            states: own.map(|(at, state)| (at, state.part(&unit.shard))).collect(),
+            due: false,
+            seen: plan.algorithms[bucket.algorithm].seen().is_none(),
+        }
+    });
+    units.collect()
+}
 
 impl BoundTensor {
     /// All elements, to be read.

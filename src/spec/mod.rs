@@ -13,7 +13,7 @@ pub use hyper::Hyper;
 pub use matrices::Matrices;
 pub use options::{Callback, OptionValue, Options};
 pub use param::{Description, MOST_ELEMENTS, ParamSpec, stream_of};
-pub use state::{Init, Quantization, Share, StateSpec};
-pub use storage::{Code, StateStorage};
+pub use state::{Code, Init, Quantization, Share, StateSpec};
+pub use storage::StateStorage;
 
 pub use crate::tensor::Rect;

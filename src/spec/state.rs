@@ -1,6 +1,6 @@
 //! States: shapes, types, initial values, and which of their elements belong to a block.
 
-use super::{Code, DimSharding, ParamSpec, Side};
+use super::{DimSharding, ParamSpec, Side};
 use crate::tensor::DType;
 
 /// Initial value of a state tensor.
@@ -40,6 +40,24 @@ pub enum Share {
     Number,
     /// All elements, shared by all blocks.
     All,
+}
+
+/// The numbers of a moment, which decide by which code book it is stored in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Numbers of either sign.
+    Signed,
+    /// Numbers that are not negative: a second moment.
+    Unsigned,
+}
+
+impl Code {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::Signed => DType::Q8,
+            Self::Unsigned => DType::UQ8,
+        }
+    }
 }
 
 /// Quantization of a state to 8 bits: codes, and a scale for each block of a row.

@@ -1,6 +1,6 @@
 //! Storage of a group's states: element type, and 8 bits or not.
 
-use super::Options;
+use super::{Code, Options};
 use crate::error::{Error, Result};
 use crate::spec::{ParamSpec, Quantization, StateSpec};
 use crate::tensor::DType;
@@ -10,24 +10,6 @@ pub const OPTIONS: [&str; 4] = ["state_dtype", "state_bits", "block_size", "min_
 
 /// The most elements that a block may have.
 pub const MOST_BLOCK: usize = 512;
-
-/// The numbers of a moment, which decide by which code book it is stored in 8 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    /// Numbers of either sign.
-    Signed,
-    /// Numbers that are not negative: a second moment.
-    Unsigned,
-}
-
-impl Code {
-    fn dtype(self) -> DType {
-        match self {
-            Self::Signed => DType::Q8,
-            Self::Unsigned => DType::UQ8,
-        }
-    }
-}
 
 /// Settings of a group for the storage of its states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
-use super::buffer::address_of;
+use super::elements::address_of;
 use crate::error::{Error, Result};
 
 /// The host, or a CUDA device.

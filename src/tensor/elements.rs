@@ -2,8 +2,6 @@
 
 use tch::Tensor;
 
-use super::address_of;
-
 /// Bytes of a tensor's elements: runs without a gap, at regular distances.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Elements {
@@ -106,6 +104,12 @@ impl Elements {
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// Address of the first element of a tensor.
+#[must_use]
+pub fn address_of(tensor: &Tensor) -> usize {
+    tensor.data_ptr().addr()
 }
 
 #[cfg(test)]

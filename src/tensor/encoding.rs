@@ -1,6 +1,6 @@
 //! Encoding of stored elements: 8-bit codes with a scale for each block, rounding at random, or float32 weights in two halves.
 
-use super::{DType, Device, Element, FlatPtr, FlatView, FlatViewMut};
+use super::{DType, Device, FlatPtr};
 
 /// Encoding of the elements of a tensor, by which a kernel reads and writes them.
 #[derive(Clone, Debug)]
@@ -12,11 +12,6 @@ pub enum Encoding {
     /// Float32 weights: the elements are their bfloat16 roundings, and here are the low halves of all of them, `I16`. Who has a
     /// view of elements has their low halves with it.
     Master(FlatPtr),
-}
-
-// SAFETY: 16 bits, all of them values.
-unsafe impl Element for i16 {
-    const DTYPE: DType = DType::I16;
 }
 
 /// The blocks of a tensor of codes: each row of `width` elements is split into blocks, of which the last may be short.
@@ -53,7 +48,7 @@ impl Blocks {
     }
 
     /// The scale of a block, in memory of the host; none where there is none.
-    fn scale(&self, number: usize) -> Option<*mut f32> {
+    pub(super) fn scale(&self, number: usize) -> Option<*mut f32> {
         let Self { scales, .. } = self;
         let there = number < scales.len() && scales.dtype() == DType::F32 && scales.device() == Device::Cpu;
         there.then(|| scales.pointer::<f32>().wrapping_add(number))
@@ -67,140 +62,6 @@ impl Blocks {
         let (row, col) = ((start + most) / self.width, (start + most) % self.width);
         let end = row * self.width + (col & !(self.block - 1));
         if end > start { end } else { self.block_at(start).1 }
-    }
-}
-
-/// Codes with the scales of their blocks, to be read.
-#[derive(Clone, Copy, Debug)]
-pub struct Coded<'a> {
-    /// The codes.
-    pub codes: &'a [u8],
-    blocks: &'a Blocks,
-    first: usize,
-}
-
-/// Codes with the scales of those blocks that are whole in them, to be written.
-#[derive(Debug)]
-pub struct CodedMut<'a> {
-    codes: &'a mut [u8],
-    blocks: &'a Blocks,
-    first: usize,
-}
-
-/// Random bits for the elements of a part of a tensor.
-#[derive(Clone, Copy, Debug)]
-pub struct RoundedFrom<'a> {
-    /// Of the tensor.
-    pub rounding: &'a Rounding,
-    /// The first element of the part.
-    pub first: usize,
-}
-
-impl<'a> FlatView<'a> {
-    /// The same elements for a reader: numbers that are rounded at random when they are written are numbers of their type.
-    #[must_use]
-    pub fn to_read(mut self) -> Self {
-        self.encoding = self.encoding.filter(|encoding| !matches!(encoding, Encoding::Rounding(_)));
-        self
-    }
-
-    /// Elements of the host that are codes of blocks.
-    #[must_use]
-    #[inline]
-    pub fn coded(&self) -> Option<Coded<'a>> {
-        let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
-        Some(Coded { codes: self.codes(), blocks, first })
-    }
-}
-
-impl FlatViewMut<'_> {
-    /// Elements of the host that are codes of blocks.
-    #[must_use]
-    #[inline]
-    pub fn coded(&mut self) -> Option<CodedMut<'_>> {
-        let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
-        Some(CodedMut { codes: self.codes(), blocks, first })
-    }
-}
-
-impl<'a> FlatView<'a> {
-    /// The low halves of float32 weights of which these elements are the roundings.
-    ///
-    /// # Panics
-    /// Panics if there are fewer low halves than elements.
-    #[must_use]
-    #[inline]
-    pub fn remainders(&self) -> Option<FlatView<'a>> {
-        let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
-        // SAFETY: the low halves are there like the elements, and not written (`FlatPtr::view`).
-        let own = unsafe { all.view(None) }.part(first, self.len());
-        assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
-        Some(own)
-    }
-}
-
-impl FlatViewMut<'_> {
-    /// The elements, with what [`FlatView::remainders`] has of them, to be written.
-    ///
-    /// # Panics
-    /// As there.
-    #[must_use]
-    #[inline]
-    pub fn halves(&mut self) -> Option<[FlatViewMut<'_>; 2]> {
-        let Some((Encoding::Master(all), first)) = self.encoding() else { return None };
-        // SAFETY: the view has its elements alone, and with them their low halves (`FlatPtr::view_mut`).
-        let own = unsafe { all.view_mut(None) }.into_part(first, self.len());
-        assert!(own.dtype() == DType::I16 && own.len() == self.len(), "weights without their low halves");
-        Some([self.reborrow(), own])
-    }
-}
-
-impl<'a> Coded<'a> {
-    /// The codes from number `at` on that are of one block, and its scale: NaN where there is none.
-    #[must_use]
-    #[inline]
-    pub fn block(&self, at: usize) -> (&'a [u8], f32) {
-        let (number, end) = self.blocks.block_at(self.first + at);
-        let codes = &self.codes[at..(end - self.first).min(self.codes.len())];
-        let scale = if codes.is_empty() { None } else { self.blocks.scale(number) };
-        // SAFETY: the scale of a block that the view has codes of is there like them, and not written (`FlatPtr::view`);
-        // a view of a part of a block does not write it (`CodedMut::block`).
-        (codes, scale.map_or(f32::NAN, |scale| unsafe { *scale }))
-    }
-}
-
-impl<'a> CodedMut<'a> {
-    /// Number of codes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.codes.len()
-    }
-
-    /// Tests whether there are no codes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.codes.is_empty()
-    }
-
-    /// Random bits for the codes from number `at` on, if they have some.
-    #[must_use]
-    #[inline]
-    pub fn rounded_from(&self, at: usize) -> Option<RoundedFrom<'a>> {
-        let rounding = self.blocks.rounding.as_ref()?;
-        Some(RoundedFrom { rounding, first: self.first + at })
-    }
-
-    /// The block that begins with code number `at`, and its scale; none where all of it is not here: somebody else may have
-    /// the rest, and reads the scale.
-    #[must_use]
-    #[inline]
-    pub fn block(&mut self, at: usize) -> Option<(&mut [u8], &mut f32)> {
-        let (width, place) = (self.blocks.width.max(1), self.first + at);
-        let (number, end) = self.blocks.block_at(place);
-        let begins = (place % width) & (self.blocks.block - 1) == 0;
-        let codes = self.codes.get_mut(at..end - self.first).filter(|codes| begins && !codes.is_empty())?;
-        // SAFETY: the view has all codes of the block, and with them its scale alone (`FlatPtr::view_mut`).
-        Some((codes, unsafe { &mut *self.blocks.scale(number)? }))
     }
 }
 

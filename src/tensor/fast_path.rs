@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use tch::Tensor;
 
+use super::storage::{TensorPtr, prefetch};
 use super::{DType, Device, FlatPtr};
-use crate::error::{Error, Result};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;
@@ -24,9 +24,6 @@ const STORAGE: usize = 2;
 const AUTOGRAD: usize = 3;
 const COUNTER: usize = 5;
 
-/// Pointer to a libtorch `Tensor`, which is one pointer to a counted object: what the shim takes.
-type TensorPtr = *const *const c_void;
-
 // SAFETY: as `src/torch_shim.cpp` and `torch-sys` define them.
 unsafe extern "C" {
     fn at_scalar_type(tensor: TensorPtr) -> c_int;
@@ -40,8 +37,6 @@ unsafe extern "C" {
         sizes: *const u32,
         held: *mut Entry,
     ) -> *mut c_void;
-    /// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
-    fn oxidion_storage(tensor: TensorPtr, needed: *mut usize, there: *mut usize);
     /// Holds the storage of a tensor, if it has one.
     fn oxidion_hold(tensor: TensorPtr, held: *mut Entry) -> bool;
     fn oxidion_hold_again(all: *const Entry, count: usize);
@@ -57,43 +52,6 @@ unsafe extern "C" {
     /// True where operations on the tensor enter Python.
     fn oxidion_has_dispatch(tensor: TensorPtr) -> bool;
     fn oxidion_bump_version(tensor: TensorPtr);
-}
-
-/// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
-fn storage_bytes(tensor: &Tensor) -> (usize, usize) {
-    let (mut needed, mut there) = (0, 0);
-    // SAFETY: the tensor is alive, and the numbers are there to be written.
-    unsafe { oxidion_storage(tensor.as_ptr().cast(), &raw mut needed, &raw mut there) };
-    (needed, there)
-}
-
-/// Refuses a tensor whose storage was made smaller than its elements need. One that was freed as a whole passes: it is
-/// refused where its memory is looked for.
-///
-/// # Errors
-/// `Error::Value` with both sizes.
-pub fn check_storage(tensor: &Tensor) -> Result<()> {
-    let (needed, there) = storage_bytes(tensor);
-    if there == 0 || needed <= there {
-        return Ok(());
-    }
-    Err(Error::Value(format!(
-        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it \
-         back, or give the parameter new data",
-        tensor.size()
-    )))
-}
-
-/// Refuses a tensor whose elements are not all in its storage.
-///
-/// # Errors
-/// `Error::Value` that says so.
-pub fn require_memory(tensor: &Tensor) -> Result<()> {
-    if tensor.numel() > 0 && storage_bytes(tensor).1 == 0 {
-        let text = "a tensor without memory cannot be used: its storage was freed, or it is not dense";
-        return Err(Error::Value(text.into()));
-    }
-    check_storage(tensor)
 }
 
 /// Tests whether operations on the tensor enter Python.
@@ -449,19 +407,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// Asks for a line of memory, wherever it is.
-#[inline]
-pub fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: asking for memory that is not there does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address as *const i8) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 fn prefetch_object(object: *const c_void, all: bool) {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Node = TypeVar("Node", str, tuple[str, ...])
 
 
 class Import(NamedTuple):
@@ -100,3 +102,34 @@ def circle(graph: Mapping[str, list[Import]], *, typing: bool) -> list[str]:
         return []
 
     return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+def circles(graph: Mapping[Node, Set[Node]]) -> list[list[Node]]:
+    """The strongly connected components of two nodes or more, each in order.
+
+    Args:
+        graph: the nodes that each node names.
+    """
+    number: dict[Node, int] = {}
+    least: dict[Node, int] = {}
+    waiting: list[Node] = []
+    found: list[list[Node]] = []
+
+    def visit(node: Node) -> None:
+        number[node] = least[node] = len(number)
+        waiting.append(node)
+        for other in sorted(graph.get(node, ())):
+            if other not in number:
+                visit(other)
+            if other in waiting:
+                least[node] = min(least[node], least[other])
+        if least[node] == number[node]:
+            at = waiting.index(node)
+            if len(waiting) > at + 1:
+                found.append(sorted(waiting[at:]))
+            del waiting[at:]
+
+    for node in sorted(graph):
+        if node not in number:
+            visit(node)
+    return found

@@ -11,8 +11,8 @@ import pytest
 import oxidion
 from oxidion._oxidion import algorithms
 
-from .imports import Import, circle, import_graph, imports_of
-from .sources import PACKAGE, python_files, relative
+from .imports import Import, circle, circles, import_graph, imports_of
+from .sources import PACKAGE, ROOT, python_files, relative
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "_oxidion": frozenset(),
@@ -74,6 +74,39 @@ def test_no_python_module_imports_itself_by_way_of_others(typing: bool) -> None:
     assert "oxidion._core.stepper" in {each.target for each in GRAPH["oxidion._core.base"]}
     found = circle(GRAPH, typing=typing)
     assert not found, " -> ".join(found)
+
+
+def run_graph(graph: dict[str, list[Import]]) -> dict[str, set[str]]:
+    """The modules that each module imports when it runs: not those for type checkers only."""
+    return {name: {each.target for each in found if not each.typing} for name, found in graph.items()}
+
+
+def scripts(folder: str) -> dict[str, list[Import]]:
+    """Graph of a folder of scripts, which import each other by their names alone."""
+    files = {file.stem: file for file in (ROOT / folder).glob("*.py")}
+    return {name: imports_of(name, file.read_text(), files, is_package=False) for name, file in files.items()}
+
+
+def test_all_circles_of_python_files_are_found() -> None:
+    two = planted(a="import p.b", b="import p.a", c="import p.q.d", q_d="from ..c import x")
+    assert circles(run_graph(two)) == [["p.a", "p.b"], ["p.c", "p.q.d"]]
+    assert circles(run_graph(planted(a="if TYPE_CHECKING:\n    import p.b", b="import p.a"))) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "least"),
+    [
+        (GRAPH, 500),
+        (import_graph(ROOT / "tests", "tests"), 500),
+        (scripts("benchmarks"), 200),
+        (scripts("examples"), 10),
+    ],
+    ids=["package", "tests", "benchmarks", "examples"],
+)
+def test_no_python_file_imports_itself_by_way_of_others(graph: dict[str, list[Import]], least: int) -> None:
+    assert sum(map(len, graph.values())) > least
+    found = circles(run_graph(graph))
+    assert not found, "\n".join(map(", ".join, found))
 
 
 def room_of(module: str) -> str:

@@ -1,7 +1,8 @@
 //! The program of `GaLore`.
 
 use super::super::low_rank::OWNED;
-use super::{ADAM, APPLY, GaLore, LOW, LOW_ALL, OVERLAPS, Origin, PROJECT, SUM, TURN};
+use super::layout::{ADAM, APPLY, LOW, LOW_ALL, OVERLAPS, PROJECT, SUM, TURN};
+use super::{GaLore, Origin};
 use crate::program::{BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::DType;

@@ -6,6 +6,7 @@
 //! gradient has no direction; before there is one V is computed in every step.
 
 mod compose;
+mod layout;
 mod refresh;
 mod stages;
 
@@ -16,13 +17,14 @@ use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels::SIGNS;
 use crate::linalg::sketch::sketch_columns;
-use crate::program::{BufferId, Program, Stage};
+use crate::program::{Program, Stage};
 use crate::spec::{
     Block, Description, DimSharding, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec,
     UnitShape,
 };
 use crate::tensor::DType;
 
+use layout::{ADAM, APPLY, DECOMPOSE, OVERLAP, PROJ_STEP, PROJECT, STATISTIC, SUM, TAKE, TURN};
 use stages::Taken;
 
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
@@ -34,36 +36,6 @@ const BETA2: usize = 2;
 const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
 const SCALE: usize = 5;
-
-/// The steps that had been taken when the bases were computed, with that step; 0 before there are any. It follows the
-/// states that all algorithms of the kind have.
-const PROJ_STEP: usize = 3;
-/// The bases.
-const PROJ: usize = 4;
-
-const STATISTIC: Stage = 0;
-const DECOMPOSE: Stage = 1;
-const OVERLAP: Stage = 2;
-const TAKE: Stage = 3;
-const PROJECT: Stage = 4;
-const SUM: Stage = 5;
-const APPLY: Stage = 6;
-const ADAM: Stage = 7;
-const TURN: Stage = 8;
-
-/// The projected gradient; where both sides are projected, first its sums over the rows, then those over the columns.
-const LOW: BufferId = 0;
-const LOW_ALL: BufferId = 1;
-/// Matrix from which a basis is computed.
-const SOURCE: BufferId = 2;
-/// New bases, of the first side that is projected and of the second.
-const BASES: [BufferId; 2] = [3, 4];
-/// Products of old and new bases.
-const OVERLAPS: [BufferId; 2] = [5, 6];
-/// A matrix in the type of products.
-const WIDE: BufferId = 7;
-/// NaN where there are no new bases, for processes that hold no part of them.
-const FOUND: BufferId = 8;
 
 /// Method by which a basis is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,20 +3,18 @@
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
-use super::stages::Taken;
-use super::{
-    BASES, DECOMPOSE, FOUND, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, PROJ_STEP, SOURCE, STATISTIC, Svd, TAKE,
-};
+use super::layout::{BASES, DECOMPOSE, FOUND, OVERLAP, OVERLAPS, PROJ, PROJ_STEP, SOURCE, STATISTIC, TAKE};
+use super::stages::{Taken, beside};
+use super::{GaLore, Origin, Svd};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Finite};
 use crate::linalg::project::{Source, basis, gram};
 use crate::linalg::random::Key;
 use crate::linalg::sketch::Omega;
-use crate::linalg::views;
 use crate::program::{BufferId, Program, Target};
 use crate::spec::{Side, UnitShape};
-use crate::tensor::{DType, Device, FlatView, MatrixView, MatrixViewMut};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// Separates these random numbers from others of the same parameter.
 const SKETCH_TAG: u32 = 2;
@@ -300,10 +298,4 @@ fn rotate(
         wide = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
     }
     has_new.choose(&wide.f_contiguous()?, &old)
-}
-
-/// View of a contiguous matrix, on the device of a moment.
-pub(super) fn beside<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
-    let [rows, cols] = moment.shape();
-    Ok(views::write(matrix)?.on(moment.device()).into_matrix(0, [rows, cols], cols))
 }

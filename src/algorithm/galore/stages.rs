@@ -2,16 +2,16 @@
 
 use tch::Tensor;
 
-use super::refresh::beside;
-use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
+use super::layout::{LOW, LOW_ALL, PROJ, WIDE};
+use super::{BETA1, BETA2, EPSILON, GaLore, LR, SCALE, WEIGHT_DECAY};
 use crate::algorithm::low_rank::{gradient, in_products};
 use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
-use crate::linalg::OneThread;
+use crate::linalg::{OneThread, views};
 use crate::program::BufferId;
 use crate::spec::{Hyper, Side, UnitShape};
-use crate::tensor::MatrixViewMut;
+use crate::tensor::{MatrixView, MatrixViewMut};
 
 /// The matrices that a stage takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,4 +200,10 @@ impl GaLore {
             None => [low, m.reborrow(), v.reborrow()],
         })
     }
+}
+
+/// View of a contiguous matrix, on the device of a moment.
+pub(super) fn beside<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
+    let [rows, cols] = moment.shape();
+    Ok(views::write(matrix)?.on(moment.device()).into_matrix(0, [rows, cols], cols))
 }

@@ -2,8 +2,7 @@
 
 use super::super::flops;
 use super::super::warned::Warned;
-use super::compose::other;
-use super::refresh::{length, state_of};
+use super::layout::{SINCE, length, other, state_of};
 use crate::algorithm::stage::UnitIo;
 use crate::error::{Error, Result};
 use crate::program::Program;
@@ -11,12 +10,6 @@ use crate::spec::{
     Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 use crate::tensor::Lent;
-
-/// The steps that had been taken when a matrix got its first bases, with that step; 0 before it has any. It follows the
-/// moments and the counter.
-pub(in crate::algorithm) const SINCE: usize = 3;
-/// The factor of the first side that has a basis; its basis, and those of the second side follow.
-pub(in crate::algorithm) const FACTOR: usize = 4;
 
 /// Rule for the sides that have a basis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,36 +1,14 @@
 //! The program of SOAP.
 
+use super::Soap;
 use super::basis::Bases;
-use super::{APPLY, LOAD, STEP, Soap};
-use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
+use super::layout::{
+    APPLY, BASES, COPY, FACTORS, GRADIENT, KEEP, LOAD, NORM, REFRESH, SINCE_BUFFER, SQUARES, STEP,
+    TAKE, TURNS, UPDATE, other,
+};
+use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::DType;
-
-/// The gradient in the type of products.
-pub(super) const GRADIENT: BufferId = 0;
-/// The momentum, which becomes the update.
-pub(super) const UPDATE: BufferId = 1;
-/// The sum of the squares of the update.
-pub(super) const NORM: BufferId = 2;
-
-/// The buffers of bases, by the first of them.
-pub(super) const BASES: BufferId = 3;
-/// Offset of the number of the state `SINCE`.
-pub(super) const SINCE: BufferId = 0;
-/// Offset of the squares of the gradient, for the first side that has a basis and for the second.
-pub(super) const SQUARES: BufferId = 1;
-/// Offset of the factors.
-pub(super) const FACTORS: BufferId = 3;
-/// Offset of the bases.
-pub(super) const TURNS: BufferId = 5;
-/// Offset of the first buffer behind those of the bases.
-pub(super) const BEHIND: BufferId = 7;
-
-/// Stages of the bases, behind those that an algorithm numbers from 0 on.
-pub(super) const KEEP: Stage = 3;
-pub(super) const COPY: Stage = 4;
-pub(super) const REFRESH: Stage = 5;
-pub(super) const TAKE: Stage = 6;
 
 impl Bases {
     /// The program with the buffers of the bases.
@@ -71,21 +49,17 @@ impl Bases {
         }
         program.when_due(|mut part| {
             part = part.local(COPY, "copy");
-            for buffer in at(FACTORS).chain(at(TURNS)).chain([BASES + SINCE]) {
+            for buffer in at(FACTORS).chain(at(TURNS)).chain([BASES + SINCE_BUFFER]) {
                 part = part.redistribute(buffer, Target::Whole);
             }
             part = part.local(REFRESH, "refresh");
             part = at(FACTORS).fold(part, Program::release);
-            for buffer in at(TURNS).chain([BASES + SINCE]) {
+            for buffer in at(TURNS).chain([BASES + SINCE_BUFFER]) {
                 part = part.redistribute(buffer, Target::Storage);
             }
             part.local(TAKE, "take")
         })
     }
-}
-
-pub(super) fn other(side: Side) -> Side {
-    if side == Side::Rows { Side::Cols } else { Side::Rows }
 }
 
 impl Soap {

@@ -6,6 +6,7 @@
 
 mod basis;
 mod compose;
+mod layout;
 mod muon;
 mod refresh;
 mod stages;
@@ -17,7 +18,8 @@ use crate::error::Result;
 use crate::program::{Program, Stage};
 use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 
-use basis::{Bases, SINCE};
+use basis::Bases;
+use layout::{APPLY, LOAD, SINCE, STEP};
 pub(super) use muon::SoapMuon;
 
 /// Option keys of the bases.
@@ -36,13 +38,6 @@ const BETA2: usize = 2;
 const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
 const SHAMPOO_BETA: usize = 5;
-
-const MOMENTUM: usize = 0;
-const VARIANCE: usize = 1;
-
-const STEP: Stage = 0;
-const LOAD: Stage = 1;
-const APPLY: Stage = 2;
 
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other

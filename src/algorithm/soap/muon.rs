@@ -6,8 +6,8 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, SINCE};
-use super::compose::{BASES, BEHIND};
+use super::basis::Bases;
+use super::layout::{BASES, BEHIND, SINCE};
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};

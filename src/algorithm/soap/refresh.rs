@@ -2,8 +2,10 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, FACTOR, SINCE as SINCE_STATE};
-use super::compose::{BASES, COPY, FACTORS, KEEP, REFRESH, SINCE, SQUARES, TAKE, TURNS};
+use super::basis::Bases;
+use super::layout::{
+    BASES, COPY, FACTORS, KEEP, REFRESH, SINCE, SINCE_BUFFER, SQUARES, TAKE, TURNS, length, state_of,
+};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Finite};
@@ -15,11 +17,6 @@ use crate::tensor::{DType, FlatView, MatrixViewMut};
 
 /// Separates the numbers that complete bases of rows from others of the same parameter; those of columns have the next.
 const BASIS_TAG: u32 = 4;
-
-/// The number of a state of the side at this position among those with a basis: the factor, or the basis.
-pub(super) fn state_of(at: usize, is_basis: bool) -> usize {
-    FACTOR + 2 * at + usize::from(is_basis)
-}
 
 /// The squares of a unit.
 fn flats<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>, count: usize) -> Result<Vec<FlatView<'s>>> {
@@ -102,7 +99,7 @@ impl Bases {
             load(units, buffers, BASES + FACTORS + at, state_of(at, false))?;
             load(units, buffers, BASES + TURNS + at, state_of(at, true))?;
         }
-        load(units, buffers, BASES + SINCE, SINCE_STATE)
+        load(units, buffers, BASES + SINCE_BUFFER, SINCE)
     }
 
     /// New bases of the units that are due, from and to buffers, or where these are whole, states.
@@ -110,7 +107,7 @@ impl Bases {
         let sides = self.sides_in(io.class);
         let StageIo { units, buffers, class, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.due) {
-            let since = number(&mut self.matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?)?;
+            let since = number(&mut self.matrix(class, unit, buffers, (BASES + SINCE_BUFFER, SINCE), 1)?)?;
             let Some(found) = self.found(class, unit, buffers, since)? else { continue };
             for (at, new) in found {
                 let place = (BASES + TURNS + at, state_of(at, true));
@@ -119,7 +116,7 @@ impl Bases {
             }
             if since <= 0.0 {
                 let steps = unit.steps + 1.0;
-                let mut own = self.matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?;
+                let mut own = self.matrix(class, unit, buffers, (BASES + SINCE_BUFFER, SINCE), 1)?;
                 let _ = own.tensor()?.f_fill_(steps)?;
             }
         }
@@ -169,7 +166,7 @@ impl Bases {
         let sides = self.sides_in(io.class).iter().enumerate();
         let StageIo { units, buffers, .. } = io;
         let of_sides = sides.map(|(at, &side)| (BASES + TURNS + at, state_of(at, true), Some(side)));
-        for (buffer, state, side) in of_sides.chain([(BASES + SINCE, SINCE_STATE, None)]) {
+        for (buffer, state, side) in of_sides.chain([(BASES + SINCE_BUFFER, SINCE, None)]) {
             let new = buffers.get_mut(buffer)?.matrices(units)?;
             let all = units.iter_mut().zip(new).filter(|(unit, _)| unit.due).map(|(unit, new)| {
                 let cols = side.map_or(1, |side| length(unit, side));
@@ -226,11 +223,6 @@ fn load(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>, buffer: usize, state: u
 /// The largest magnitude in a matrix: of one number, the number. The host waits for a device.
 fn number(matrix: &mut MatrixViewMut<'_>) -> Result<f64> {
     Ok(f64::try_from(matrix.tensor()?.f_abs()?.f_amax([0, 1].as_slice(), false)?)?)
-}
-
-/// The length of a side of the whole block.
-pub(super) fn length(unit: &UnitIo<'_>, side: Side) -> usize {
-    [unit.rows, unit.cols][side.index()]
 }
 
 /// Tests whether as many gradients were seen that the factor of a side has full rank.

@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, SINCE};
-use super::compose::{GRADIENT, NORM, UPDATE};
-use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
+use super::basis::Bases;
+use super::layout::{GRADIENT, MOMENTUM, NORM, SINCE, UPDATE, VARIANCE};
+use super::{BETA1, BETA2, EPSILON, LR, Soap, WEIGHT_DECAY};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
 use crate::algorithm::weight_norm::LastStep;
 use crate::error::Result;

@@ -3,69 +3,8 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::kernels::formula::Num;
-use crate::tensor::{DType, Element, FlatView, FlatViewMut};
-
-/// An arithmetic type: float32 or float64.
-pub trait Real: Element + Default + PartialOrd + std::fmt::Debug + Num<Wide = f64, Flag = bool> {
-    /// Widens to float64.
-    fn wide(self) -> f64;
-    /// Converts float32 storage.
-    fn from_f32(x: f32) -> Self;
-    /// Rounds to float32.
-    fn to_f32(self) -> f32;
-    /// Numbers of this type, of those in both.
-    fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
-    /// Numbers that are float32 already, to be written.
-    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
-}
-
-impl Real for f32 {
-    #[inline]
-    fn wide(self) -> f64 {
-        f64::from(self)
-    }
-    #[inline]
-    fn from_f32(x: f32) -> Self {
-        x
-    }
-    #[inline]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline]
-    fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
-        narrow
-    }
-    #[inline]
-    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
-        Some(values)
-    }
-}
-
-impl Real for f64 {
-    #[inline]
-    fn wide(self) -> f64 {
-        self
-    }
-    #[inline]
-    fn from_f32(x: f32) -> Self {
-        Self::from(x)
-    }
-    #[inline]
-    #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
-    fn to_f32(self) -> f32 {
-        self as f32
-    }
-    #[inline]
-    fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
-        wide
-    }
-    #[inline]
-    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
-        None
-    }
-}
+use super::Real;
+use crate::tensor::{DType, FlatView, FlatViewMut};
 
 /// Round to nearest even, NaN kept; branch-free so that it vectorises.
 #[inline(always)]

@@ -1,9 +1,10 @@
 //! The instruction sets that the kernels use: what the processor has, up to the one that a variable of the environment
-//! names.
+//! names; and the types of their arithmetic.
 
 use std::sync::OnceLock;
 
-use super::Real;
+use crate::kernels::formula::Num;
+use crate::tensor::Element;
 
 /// The variable of the environment that names the last instruction set to use.
 const LIMIT: &str = "OXIDION_MAX_CPU_ISA";
@@ -80,6 +81,67 @@ fn is_there(isa: Isa) -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 fn is_there(isa: Isa) -> bool {
     isa == Isa::Baseline
+}
+
+/// An arithmetic type: float32 or float64.
+pub trait Real: Element + Default + PartialOrd + Num<Wide = f64, Flag = bool> {
+    /// Widens to float64.
+    fn wide(self) -> f64;
+    /// Converts float32 storage.
+    fn from_f32(x: f32) -> Self;
+    /// Rounds to float32.
+    fn to_f32(self) -> f32;
+    /// Numbers of this type, of those in both.
+    fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
+    /// Numbers that are float32 already, to be written.
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
+}
+
+impl Real for f32 {
+    #[inline]
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    #[inline]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    #[inline]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline]
+    fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
+        narrow
+    }
+    #[inline]
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
+        Some(values)
+    }
+}
+
+impl Real for f64 {
+    #[inline]
+    fn wide(self) -> f64 {
+        self
+    }
+    #[inline]
+    fn from_f32(x: f32) -> Self {
+        Self::from(x)
+    }
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    #[inline]
+    fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
+        wide
+    }
+    #[inline]
+    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
 }
 
 /// Work that is compiled for each instruction set: `run` has to be `#[inline(always)]`, and what it calls too.

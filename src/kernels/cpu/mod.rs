@@ -17,9 +17,8 @@ pub(super) mod product;
 pub(super) mod reduce;
 pub(super) mod rounding;
 pub(super) mod rows;
-mod thin;
 
-pub(in crate::kernels) use convert::Real;
+pub(in crate::kernels) use isa::Real;
 use philox::philox;
 
 use super::op::Pass;

@@ -4,15 +4,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::driver::{self, Context, Grid, Stream};
 use super::sources::{Source, Sources, When};
-use super::states::{self, Loaded, State};
-use super::table::number_of;
+use super::states::{self, Loaded, State, lock};
 use super::{compile, tape};
 use crate::error::{Error, Result};
 use crate::tensor::{self, DType, Device, FlatPtr, FlatView, FlatViewMut};
@@ -88,10 +87,6 @@ impl Rate {
         let rate = RATE.get();
         if rate.at == 0 { rate } else { Self { scalars, ..rate } }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LoadedDevice {
@@ -448,4 +443,18 @@ pub fn emulate() -> Result<()> {
     }
     tensor::emulate();
     Ok(())
+}
+
+/// A type as `jobs.cuh` numbers it.
+pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
+    match dtype {
+        DType::F16 => 0,
+        DType::BF16 => 1,
+        DType::F32 => 2,
+        DType::F64 => 3,
+        DType::Q8 => 4,
+        DType::UQ8 => 5,
+        // No kernel takes them by themselves: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
+        DType::I16 => 8,
+    }
 }

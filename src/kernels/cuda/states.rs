@@ -1,9 +1,8 @@
 //! States of the sources on a device: which are loaded, and which are off and why.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::device::lock;
 use super::driver::Function;
 use super::sources::{Source, When};
 use crate::error::{Error, Result};
@@ -133,4 +132,8 @@ impl Loaded {
         let found = self.functions.get(name).map(|(function, _)| *function);
         found.ok_or_else(|| Error::Internal(format!("there is no kernel {name}, or its source is off")))
     }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,7 @@
-//! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with. Jobs whose operands are more than
-//! numbers of their type go to those of `coded.cu`.
+//! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with.
 
-use super::coded::{self, CodedJob};
-use super::device::{Rate, launch};
-use super::driver::Grid;
+use super::device::Rate;
+pub(in crate::kernels) use super::device::number_of;
 use crate::error::{Error, Result};
 use crate::kernels::op::{MOST_SCALARS, Pass};
 use crate::tensor::{DType, FlatView, to_i64};
@@ -57,34 +55,6 @@ const _: () = {
     assert!(size_of::<Jobs<FEW>>() == 120 + 96 * FEW && size_of::<Jobs<MANY>>() <= 32764);
 };
 
-/// Runs a pass over all jobs.
-pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
-    let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
-    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
-    for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
-        let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
-        if operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
-            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
-            list.push(CodedJob::new(job, operands)?);
-        } else {
-            let list = if is_wide { &mut wide } else { &mut narrow };
-            list.push(job);
-        }
-    }
-    for jobs in wide.chunks(FEW) {
-        launch_table::<FEW>(pass, "wide", jobs)?;
-    }
-    for jobs in narrow.chunks(MANY) {
-        if jobs.len() <= FEW {
-            launch_table::<FEW>(pass, "few", jobs)?;
-        } else {
-            launch_table::<MANY>(pass, "many", jobs)?;
-        }
-    }
-    coded::run(pass, true, &wide_coded)?;
-    coded::run(pass, false, &narrow_coded)
-}
-
 /// Tests whether arithmetic is float64.
 pub(in crate::kernels) fn is_wide<const N: usize>(operands: &[FlatView; N]) -> bool {
     operands.iter().any(|o| o.dtype() == DType::F64)
@@ -110,20 +80,6 @@ pub(in crate::kernels) fn job<const N: usize>(
         (job.operand[at], job.kind[at]) = (flat.encoded_address(), number_of(flat.dtype()));
     }
     Ok(job)
-}
-
-/// A type as `jobs.cuh` numbers it.
-pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
-    match dtype {
-        DType::F16 => 0,
-        DType::BF16 => 1,
-        DType::F32 => 2,
-        DType::F64 => 3,
-        DType::Q8 => 4,
-        DType::UQ8 => 5,
-        // No kernel takes them by themselves: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
-        DType::I16 => 8,
-    }
 }
 
 /// A side of a matrix, or a number of its lines.
@@ -153,11 +109,4 @@ pub(in crate::kernels) fn table<const MOST: usize>(
         *to = Job { end, ..*job };
     }
     Ok((table, end))
-}
-
-fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
-    let (table, blocks) = table::<MOST>(pass, jobs)?;
-    let grid = Grid { blocks, threads: THREADS, shared: 0 };
-    // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
-    unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }
 }

@@ -6,10 +6,8 @@ use super::value::Value::{self, Known, There};
 use super::value::copied;
 use super::{load, write_numbers};
 use crate::error::{Error, Result};
-use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
-use crate::kernels::ops::factors::Steps;
-use crate::kernels::ops::trust::{Debias, Trust};
 use crate::kernels::backend::followed_rate;
+use crate::kernels::ops::factors::{Clipping, Debias, Rates, Steps, Trust, UpdateSums, count};
 use crate::tensor::FlatView;
 
 /// The first number of float64 memory, or of a counter.

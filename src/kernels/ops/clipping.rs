@@ -1,50 +1,10 @@
 //! By what updates with factored second moments are multiplied: rates, and the clipping of their root mean square.
 
-use super::factors::{Factors, Steps};
+use super::factors::{Clipping, Factors, Rates, UpdateSums, count};
 use crate::error::Result;
 use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView};
-
-/// The rates of parameters before they are clipped.
-#[derive(Clone, Copy, Debug)]
-pub enum Rates<'a> {
-    /// The learning rate.
-    Learning(f64),
-    /// 1: what is multiplied by the learning rate comes later.
-    Unit,
-    /// Of each `min(a, 1/√t)` with `a = 10⁻²`, or `10⁻⁶ t` where it warms up.
-    Relative {
-        /// t.
-        steps: &'a Steps<'a>,
-        /// True if the rate warms up.
-        warms_up: bool,
-    },
-}
-
-/// Sums over the elements of one parameter.
-#[derive(Clone, Copy, Debug)]
-pub struct UpdateSums<'a> {
-    /// Σ u².
-    pub update: FlatView<'a>,
-    /// Σ x²; empty where the rate does not follow the parameter.
-    pub param: FlatView<'a>,
-    /// Elements.
-    pub numel: usize,
-}
-
-/// Scalars that are common to all parameters.
-#[derive(Clone, Copy, Debug)]
-pub struct Clipping {
-    /// The gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
-    /// The root mean square from which an update is clipped.
-    pub threshold: f64,
-    /// The least root mean square of a parameter that its rate follows.
-    pub floor: f64,
-    /// λ.
-    pub weight_decay: f64,
-}
 
 impl Clipping {
     /// Of each job the factor of g/√V, and the decay.
@@ -103,12 +63,6 @@ impl<'a> Rates<'a> {
             Self::Relative { steps, .. } => steps.counter(job),
         }
     }
-}
-
-/// A number of elements, at least one.
-#[allow(clippy::cast_precision_loss)] // below 2⁵³
-pub(in crate::kernels) fn count(numel: usize) -> f64 {
-    numel.max(1) as f64
 }
 
 fn root_mean_square(squares: f64, numel: usize) -> f64 {

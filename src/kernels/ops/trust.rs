@@ -1,42 +1,10 @@
 //! By what LAMB scales the steps of parameters.
 
-use super::factors::{Factors, Steps};
+use super::factors::{Debias, Factors, Steps, Trust};
 use crate::error::Result;
 use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView};
-
-/// Correction for moments that start at zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Debias {
-    /// Nothing.
-    None,
-    /// They are corrected.
-    Moments,
-    /// The finished step is.
-    Step,
-}
-
-/// The trust ratio φ(‖x‖)/‖u‖, and what else a parameter's own factors follow from. A bound that is not set is NaN.
-#[derive(Clone, Copy, Debug)]
-pub struct Trust {
-    /// `lr`.
-    pub lr: f64,
-    /// β₁ and β₂.
-    pub betas: [f64; 2],
-    /// Correction for moments that start at zero.
-    pub debias: Debias,
-    /// True if the ratio is taken.
-    pub adapts: bool,
-    /// Bounds between which ‖x‖ is kept.
-    pub bounds: [f64; 2],
-    /// The largest ratio.
-    pub clip: f64,
-    /// The gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
-    /// The largest norm of all gradients of the group.
-    pub max_grad_norm: f64,
-}
 
 impl Trust {
     /// Of each job the corrections of m and √v, the factor of the gradient and, from Σ x² and Σ u² in `norms` where they

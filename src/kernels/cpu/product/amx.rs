@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::pack::{Rows, panel};
-use super::tiled::{Call, Mirror};
-use super::tiles::{Bf16Avx512, Tile};
+use super::pack::panel;
+use super::tiles::Bf16Avx512;
 use super::transpose::mirror_bf16;
+use super::types::{Call, Mirror, Rows, Tile};
 
 /// Rows and columns of a tile: two by two registers of 16 x 16 sums.
 const SIDE: usize = 32;

@@ -18,6 +18,8 @@ mod tiles;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod transpose;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
+mod types;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod widened;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 #[path = "absent.rs"]

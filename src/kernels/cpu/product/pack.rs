@@ -1,17 +1,7 @@
 //! Panels: operands in the order in which tiles read them.
 
-use super::tiles::Tile;
 use super::transpose::{interleave, transpose};
-
-/// The rows of an operand that are multiplied along their elements: element `p` of row `i` is
-/// `i * steps[0] + p * steps[1]` elements behind the first.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<E> {
-    pub(super) first: *const E,
-    pub(super) count: usize,
-    pub(super) inner: usize,
-    pub(super) steps: [usize; 2],
-}
+use super::types::{Rows, Tile};
 
 /// Writes elements `range` of rows `start..start + WIDTH` as groups of `WIDTH` times `DEPTH` elements, zeros for what there
 /// is not.

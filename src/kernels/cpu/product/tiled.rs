@@ -2,7 +2,7 @@
 
 use crate::kernels::formula::Num as _;
 use super::Outcome;
-use super::tiles::{MOST, Number, Tile};
+use super::types::{Call, MOST, Mirror, Number, Tile};
 
 /// Panels of rows that one task multiplies with a panel of columns.
 const CHUNK: usize = 24;
@@ -14,25 +14,6 @@ const WIDEST: usize = 32;
 /// The sums of a tile, in whole lines of the cache.
 #[repr(align(64))]
 struct Sums<W>([W; MOST]);
-
-/// Operands as panels, and the rest of [`super::Product`] as pointers.
-pub(super) struct Call<'a, E> {
-    pub(super) left: *const E,
-    pub(super) right: *const E,
-    pub(super) out: *mut E,
-    /// Rows, columns, elements that are summed.
-    pub(super) size: [usize; 3],
-    /// Distance of the rows of the result and of what is added.
-    pub(super) stride: usize,
-    pub(super) factor: f64,
-    pub(super) keep: f64,
-    pub(super) add: &'a [(f64, *const E)],
-    pub(super) diagonal: f64,
-    pub(super) outcome: Outcome,
-}
-
-// SAFETY: tasks read the operands and write tiles of their own.
-unsafe impl<E> Sync for Call<'_, E> {}
 
 impl<E: Number> Call<'_, E> {
     /// The number of tasks.
@@ -184,25 +165,4 @@ impl<E: Number> Call<'_, E> {
 fn prefetch<E>(at: *const E) {
     // SAFETY: a prefetch never faults, and every x86-64 has it.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast()) };
-}
-
-/// Destination of the transposed tile.
-pub(super) struct Mirror {
-    /// Of the tile.
-    pub(super) rows: usize,
-    /// Of the tile.
-    pub(super) cols: usize,
-    /// Of column `j` only rows from `j + below` on are on or below the diagonal.
-    pub(super) below: isize,
-    /// Distance of rows in the result.
-    pub(super) stride: usize,
-}
-
-impl Mirror {
-    /// The first row of column `j` that is written.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    pub(super) fn first(&self, j: usize) -> usize {
-        usize::try_from(j.cast_signed() + self.below).unwrap_or(0).min(self.rows)
-    }
 }

@@ -5,8 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::tiled::Mirror;
-use super::tiles::Number;
+use super::types::{Mirror, Number};
 
 /// Element by element.
 ///

@@ -2,10 +2,9 @@
 
 use half::bf16;
 
-use super::pack::Rows;
-use super::tiled::{Call, Mirror};
-use super::tiles::{F32Avx2, Number, Tile};
+use super::tiles::F32Avx2;
 use super::transpose::mirror_any;
+use super::types::{Call, Mirror, Number, Rows, Tile};
 
 /// The tile of float32, between operands and a result in bfloat16.
 pub(super) struct Bf16Avx2;

@@ -1,9 +1,9 @@
 //! The kernels of x86-64, by name.
 
 use super::amx::Bf16Amx;
-use super::pack::{self, Rows};
-use super::tiled::Call;
-use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
+use super::pack;
+use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512};
+use super::types::{Call, Rows, Tile};
 use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
 use crate::tensor::{FlatView, FlatViewMut};

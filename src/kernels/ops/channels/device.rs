@@ -5,28 +5,12 @@ use crate::kernels::cuda::device::{Rate, scratch};
 use crate::kernels::cuda::lines::{Job, Matrix, blocks_of, launch_lines};
 use crate::kernels::cuda::table::{number_of, to_i32};
 use crate::kernels::ops::channels::{ChannelStep, Channels, Limited, Projected};
-use crate::kernels::ops::normals::Normals;
 use crate::kernels::ops::slices::device::line_sums;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, to_i64};
 
-/// Normal numbers of a block.
-const NUMBERS: usize = 4096;
-
 /// Threads of a block, each of which makes a row of signs.
 const THREADS: usize = 256;
-
-/// As `low_rank.cu` lays it out.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct NormalJob {
-    out: usize,
-    stream: [u32; 4],
-    first: u64,
-    count: i64,
-    end: u32,
-    kind: u8,
-}
 
 /// As `low_rank.cu` lays it out.
 #[repr(C)]
@@ -93,16 +77,10 @@ struct ChannelOf {
 }
 
 const _: () = {
-    assert!(size_of::<NormalJob>() == 48 && size_of::<SignJob>() == 48);
+    assert!(size_of::<SignJob>() == 48);
     assert!(size_of::<GuardJob>() == 48);
     assert!(size_of::<ChannelJob>() == 112 && size_of::<ChannelOf>() == 48);
 };
-
-impl Job for NormalJob {
-    fn end(&mut self) -> &mut u32 {
-        &mut self.end
-    }
-}
 
 impl Job for SignJob {
     fn end(&mut self) -> &mut u32 {
@@ -120,21 +98,6 @@ impl Job for ChannelJob {
     fn end(&mut self) -> &mut u32 {
         &mut self.end
     }
-}
-
-/// See [`crate::kernels::fill_normals`].
-#[allow(clippy::cast_possible_truncation)] // rounded as on the host
-pub(in crate::kernels) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
-    let jobs = all.iter().map(|one| {
-        let (out, kind) = (one.out.device_address()?, number_of(one.out.dtype()));
-        let length = one.out.len();
-        // What begins or ends inside of a block of the generator.
-        let blocks = if length == 0 { 0 } else { (length + 6).div_ceil(NUMBERS) };
-        let (stream, first, count) = (one.stream, one.first, to_i64(length)?);
-        Ok((NormalJob { out, stream, first, count, end: 0, kind }, blocks))
-    });
-    // SAFETY: the layout is asserted above; what is written is memory of the device, which the session keeps.
-    unsafe { launch_lines("low_rank_normals", factor as f32, jobs) }
 }
 
 /// See [`crate::kernels::sign_matrix`].

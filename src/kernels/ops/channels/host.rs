@@ -2,8 +2,8 @@
 
 use super::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
 use crate::kernels::cpu::TILE;
-use crate::kernels::cpu::convert::{self, Real};
 use crate::kernels::cpu::reduce::{set_values, values};
+use crate::kernels::cpu::{Real, convert};
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;

@@ -5,9 +5,7 @@ use crate::kernels::cuda::device::{Rate, launch, scratch};
 use crate::kernels::cuda::driver::Grid;
 use crate::kernels::cuda::sums::{add_numbers, blocks_of};
 use crate::kernels::cuda::table::THREADS;
-use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
-use crate::kernels::ops::factors::Steps;
-use crate::kernels::ops::trust::{Debias, Trust};
+use crate::kernels::ops::factors::{Clipping, Debias, Rates, Steps, Trust, UpdateSums, count};
 use crate::tensor::{DType, FlatView};
 
 /// Jobs of one launch.

@@ -128,6 +128,84 @@ impl<'a> Steps<'a> {
     }
 }
 
+/// Correction for moments that start at zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Debias {
+    /// Nothing.
+    None,
+    /// They are corrected.
+    Moments,
+    /// The finished step is.
+    Step,
+}
+
+/// The trust ratio φ(‖x‖)/‖u‖, and what else a parameter's own factors follow from. A bound that is not set is NaN.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust {
+    /// `lr`.
+    pub lr: f64,
+    /// β₁ and β₂.
+    pub betas: [f64; 2],
+    /// Correction for moments that start at zero.
+    pub debias: Debias,
+    /// True if the ratio is taken.
+    pub adapts: bool,
+    /// Bounds between which ‖x‖ is kept.
+    pub bounds: [f64; 2],
+    /// The largest ratio.
+    pub clip: f64,
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// The largest norm of all gradients of the group.
+    pub max_grad_norm: f64,
+}
+
+/// The rates of parameters before they are clipped.
+#[derive(Clone, Copy, Debug)]
+pub enum Rates<'a> {
+    /// The learning rate.
+    Learning(f64),
+    /// 1: what is multiplied by the learning rate comes later.
+    Unit,
+    /// Of each `min(a, 1/√t)` with `a = 10⁻²`, or `10⁻⁶ t` where it warms up.
+    Relative {
+        /// t.
+        steps: &'a Steps<'a>,
+        /// True if the rate warms up.
+        warms_up: bool,
+    },
+}
+
+/// Sums over the elements of one parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateSums<'a> {
+    /// Σ u².
+    pub update: FlatView<'a>,
+    /// Σ x²; empty where the rate does not follow the parameter.
+    pub param: FlatView<'a>,
+    /// Elements.
+    pub numel: usize,
+}
+
+/// Scalars that are common to all parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Clipping {
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// The root mean square from which an update is clipped.
+    pub threshold: f64,
+    /// The least root mean square of a parameter that its rate follows.
+    pub floor: f64,
+    /// λ.
+    pub weight_decay: f64,
+}
+
+/// A number of elements, at least one.
+#[allow(clippy::cast_precision_loss)] // below 2⁵³
+pub(in crate::kernels) fn count(numel: usize) -> f64 {
+    numel.max(1) as f64
+}
+
 /// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none
 /// where the host counts.
 ///

@@ -2,8 +2,8 @@
 
 #![allow(clippy::inline_always)] // every function must be compiled inside its caller's instruction set
 
-use super::rows::{At, RowPass, SCALES, TILE, Task, scratch, tile};
-use super::{Job, Real};
+use super::{At, RowPass, SCALES, TILE, Task, scratch, tile};
+use crate::kernels::cpu::{Job, Real};
 
 /// Columns of rows that are worked on several at once: of one of 64 what it takes to begin it is a third of its time.
 pub(super) const THIN: usize = 64;

@@ -1,10 +1,13 @@
 //! Passes over stacks of matrices, row by row, with sums by row and by column; over several rows at once where they are
 //! short. Sums are made in the same order whatever the number of threads.
 
+mod thin;
+
 use std::sync::OnceLock;
 
+use thin::THIN;
+
 use super::lanes::{LANES, sums};
-use super::thin::{self, THIN};
 use super::{Job, Real, Slot, convert, isa};
 use crate::kernels::op::RowPassCall;
 use crate::tensor::{DType, Element, FlatViewMut};

@@ -1,14 +1,14 @@
 //! `AdamW` whose weights keep their norm, or whose updates are at least a share of it (arXiv:2606.16899): `AdamH` of its
 //! authors.
 //!
-//! Moments as in `adamw.rs`, U = m/(1-β₁ᵗ) / (√v/√(1-β₂ᵗ) + ε), and the step of `weight_norm.rs` with that. Parameters that
+//! Moments as in `mod.rs`, U = m/(1-β₁ᵗ) / (√v/√(1-β₂ᵗ) + ε), and the step of `weight_norm.rs` with that. Parameters that
 //! are no matrices take the step of `AdamW`.
 
-use super::adamw::{AdamW, BETA1, BETA2, EPSILON, LR, SCALARS, WEIGHT_DECAY};
-use super::elementwise::Elementwise;
-use super::stage::{StageIo, UnitIo, jobs};
-use super::weight_norm::{LastStep, WEIGH, WeightNorm};
-use super::{Algorithm, flops};
+use super::{AdamW, BETA1, BETA2, EPSILON, LR, SCALARS, WEIGHT_DECAY};
+use crate::algorithm::elementwise::Elementwise;
+use crate::algorithm::stage::{StageIo, UnitIo, jobs};
+use crate::algorithm::weight_norm::{LastStep, WEIGH, WeightNorm};
+use crate::algorithm::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage};

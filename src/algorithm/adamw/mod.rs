@@ -2,9 +2,12 @@
 //!
 //! m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², x ← (1-lr·λ)x - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
 
+mod adam_h;
+
 use std::sync::Arc;
 
-use super::adam_h::AdamH;
+use adam_h::AdamH;
+
 use super::elementwise::Elementwise;
 use super::stage::{StageIo, UnitIo, jobs};
 use super::{AnyAlgorithm, Entry, MOMENTS, STORAGE, weight_norm};

@@ -1,0 +1,44 @@
+//! Launches passes over jobs. Jobs with quantized or rounded operands go to the kernels of `coded.cu`.
+
+use super::coded::{self, CodedJob};
+use super::device::launch;
+use super::driver::Grid;
+use super::table::{FEW, Job, MANY, THREADS, is_wide, job, table};
+use crate::error::Result;
+use crate::kernels::op::Pass;
+use crate::tensor::FlatView;
+
+/// Runs a pass over all jobs.
+pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
+    let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
+    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
+    for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
+        let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
+        if operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
+            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
+            list.push(CodedJob::new(job, operands)?);
+        } else {
+            let list = if is_wide { &mut wide } else { &mut narrow };
+            list.push(job);
+        }
+    }
+    for jobs in wide.chunks(FEW) {
+        launch_table::<FEW>(pass, "wide", jobs)?;
+    }
+    for jobs in narrow.chunks(MANY) {
+        if jobs.len() <= FEW {
+            launch_table::<FEW>(pass, "few", jobs)?;
+        } else {
+            launch_table::<MANY>(pass, "many", jobs)?;
+        }
+    }
+    coded::run(pass, true, &wide_coded)?;
+    coded::run(pass, false, &narrow_coded)
+}
+
+fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
+    let (table, blocks) = table::<MOST>(pass, jobs)?;
+    let grid = Grid { blocks, threads: THREADS, shared: 0 };
+    // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
+    unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }
+}

@@ -1,0 +1,117 @@
+//! The steps of a polynomial, applied to one matrix or a group in the standard or the Gram form.
+
+use super::coefficients::Polynomial;
+use super::products::Products;
+use crate::error::Result;
+
+/// One step in terms of `Y`: `Y <- linear Y + gamma (ratio G + square G G) Y` with `G = Y Yᵀ`.
+pub(super) struct Step {
+    pub(super) linear: f64,
+    pub(super) ratio: f64,
+    pub(super) square: bool,
+    pub(super) gamma: f64,
+}
+
+/// Steps of `polynomial` for the scaled iterate, and the scale `s` of its first argument.
+///
+/// With `X = s Y` and `X' = s' Y'`, `Y' = (s/s') (a Y + b s² G Y + c s⁴ G² Y)`; `s/s' = 2^e / a` makes the
+/// first coefficient a power of two. Going backwards from `s = 1`, `e` is chosen to keep `s` within a factor
+/// √2 of 1.
+pub(super) fn plan(polynomial: &Polynomial) -> (Vec<Step>, f64) {
+    let mut scale = 1.0;
+    let mut steps = Vec::with_capacity(polynomial.rows.len());
+    for &[a, b, c] in polynomial.rows.iter().rev() {
+        let after: f64 = scale;
+        // A coefficient without logarithm is rounded like the others are.
+        let linear = if a > 0.0 { (a / after).log2().round().exp2() } else { a };
+        scale = if a > 0.0 { after * linear / a } else { after };
+        let cubic = scale.powi(3) * b / after;
+        let quintic = scale.powi(5) * c / after;
+        let square = quintic != 0.0;
+        let (ratio, gamma) = if square { (cubic / quintic, quintic) } else { (cubic, 1.0) };
+        steps.push(Step { linear, ratio, square, gamma });
+    }
+    steps.reverse();
+    (steps, scale)
+}
+
+/// Applies the steps to a normalized matrix. `by`: where `S[0]` and `S[1]` are its Gram matrix and the square of that,
+/// to be multiplied by the second and fourth power of this number.
+pub(super) fn iterate(products: &mut impl Products, steps: &[Step], by: Option<f64>) -> Result<()> {
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(by) = by.filter(|_| i == 0) {
+            quadratic_of_both(products, step, step.gamma, by)?;
+        } else {
+            products.gram(0)?;
+            quadratic(products, step, step.gamma)?;
+        }
+        products.apply(1, step.linear, 1.0)?;
+    }
+    Ok(())
+}
+
+/// `S[1] <- gamma (ratio S[0] + square S[0]²)`.
+fn quadratic(products: &mut impl Products, step: &Step, gamma: f64) -> Result<()> {
+    if step.square {
+        products.multiply(1, [0, 0], &[(step.ratio, 0)], gamma)
+    } else {
+        products.combine(1, 0.0, 0, gamma * step.ratio)
+    }
+}
+
+/// `quadratic` where `S[1] = S[0]²` is there already, for `by² S[0]`.
+fn quadratic_of_both(products: &mut impl Products, step: &Step, gamma: f64, by: f64) -> Result<()> {
+    let keep = if step.square { gamma * by.powi(4) } else { 0.0 };
+    products.combine(1, keep, 0, gamma * step.ratio * by.powi(2))
+}
+
+/// Applies the steps as [`iterate`] does, in the Gram form.
+pub(super) fn iterate_gram(
+    products: &mut impl Products,
+    steps: &[Step],
+    restarts: &[usize],
+    by: Option<f64>,
+) -> Result<()> {
+    // The Gram matrix, the factor of a step, their product, and one to write to; the first two as `quadratic` wants them.
+    const G: usize = 0;
+    const Z: usize = 1;
+    let (mut product, mut free) = (2, 3);
+    let mut linear = 1.0;
+    for (i, step) in steps.iter().enumerate() {
+        let fresh = i == 0 || restarts.contains(&i);
+        let last = i + 1 == steps.len() || restarts.contains(&(i + 1));
+        let gamma = step.gamma / step.linear;
+        // What the Gram matrix is still to be multiplied by.
+        let mut scale = 1.0;
+        if let Some(by) = by.filter(|_| i == 0) {
+            quadratic_of_both(products, step, gamma, by)?;
+            scale = by * by;
+        } else {
+            if fresh {
+                products.gram(G)?;
+            }
+            quadratic(products, step, gamma)?;
+        }
+        linear *= step.linear;
+        if !last {
+            // G <- l² (I + Z) G (I + Z).
+            products.multiply(free, [G, Z], &[(1.0, G)], scale)?;
+            products.multiply(G, [free, Z], &[(1.0, free)], step.linear * step.linear)?;
+        }
+        if fresh && last {
+            products.apply(Z, linear, linear)?;
+        } else if fresh {
+            products.combine(product, 0.0, Z, 1.0)?;
+        } else {
+            products.multiply(free, [product, Z], &[(1.0, product), (1.0, Z)], 1.0)?;
+            std::mem::swap(&mut product, &mut free);
+        }
+        if last {
+            if !fresh {
+                products.apply(product, linear, linear)?;
+            }
+            linear = 1.0;
+        }
+    }
+    Ok(())
+}
