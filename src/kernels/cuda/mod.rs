@@ -27,5 +27,5 @@ pub use sources::{Source, Sources};
 pub use states::{Origin, State};
 pub(super) use sums::{fold, fold_units};
 pub(super) use table::run;
-pub(super) use tape::frozen;
 pub use tape::{Tape, finish, let_go, note, noted, set};
+pub(super) use tape::{frozen, live_numbers};
