@@ -57,7 +57,7 @@ pub(in crate::kernels) fn normalize(all: &[Kept<'_>], [epsilon, factor]: [&Value
 pub(in crate::kernels) fn scale_to_units(matrices: &FlatView, shape: [usize; 3]) -> Result<()> {
     let mut x = matrices.tensor(&shape)?.shallow_clone();
     let norms = x.f_norm_scalaropt_dim_dtype(2.0, [1], true, Kind::Double)?;
-    let norms = norms.f_masked_fill(&norms.f_eq(0.0)?, 1.0)?;
-    let _ = x.f_div_(&norms.f_masked_fill(&norms.f_isinf()?, f64::NAN)?)?;
+    let factors = norms.f_reciprocal()?.f_masked_fill(&norms.f_eq(0.0)?, 0.0)?;
+    let _ = x.f_mul_(&factors.f_masked_fill(&norms.f_isfinite()?.f_logical_not()?, f64::NAN)?)?;
     Ok(())
 }
