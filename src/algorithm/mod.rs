@@ -89,6 +89,12 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
+    /// Tests whether a replay of a captured step repeats a step of parameters that are, where `encoded`, more than numbers
+    /// of their type. Where it does not, every step is taken without the graph.
+    fn replays(&self, _encoded: bool) -> bool {
+        true
+    }
+
     /// Tests whether the guarded parts of the program (`Program::when_due`) run in a step before which the parameter
     /// with this stream has taken `steps`.
     fn due(&self, _stream: u64, _steps: f64) -> bool {

@@ -63,6 +63,10 @@ impl Algorithm for Muon {
         self.common.view.leading(p)
     }
 
+    fn replays(&self, _encoded: bool) -> bool {
+        self.common.replays()
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         self.common.view.blocks(p)
     }

@@ -54,6 +54,11 @@ pub(super) struct Orthonormal {
 }
 
 impl Orthonormal {
+    /// See [`super::Algorithm::replays`]: a capture cannot wait for a decomposition.
+    pub(super) fn replays(&self) -> bool {
+        !self.orthonormalizer.decomposes()
+    }
+
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             view: Matrices::from_options(options)?,

@@ -143,7 +143,7 @@ pub fn fold_units<const N: usize, const R: usize, const W: usize, const K: usize
 }
 
 /// Runs an elementwise pass on a device.
-fn run_there<const N: usize>(call: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
+pub(super) fn run_there<const N: usize>(call: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
     let sources = sources(call.declared.family, jobs.iter().any(is_encoded));
     on_device!(sources; super::cuda::run(call, jobs), else libtorch::run(call, jobs))
 }

@@ -59,7 +59,6 @@ pub use ops::momentum_squares::MomentumSquares;
 pub use ops::neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use ops::normals::{Normals, fill_normals};
 pub use ops::optimizers::*;
-pub use ops::rotations::{ROTATED_SIZES, has_orthogonal_rows, orthogonal_rows};
 pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::cuda::{self, Entered, Source, Sources, State, When};
 use super::op::Family;
 use super::headers::{generated, stems};
-use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric};
+use super::ops::{columns::panel, symmetric::device as symmetric};
 use crate::error::{Error, Result};
 
 /// Headers by the name under which they are included; those of operations are declared with them.
@@ -103,35 +103,6 @@ static CHOLESKY: Source = Source {
     when: When::Always,
     seconds: 2.2,
 };
-/// Rows made orthogonal.
-static JACOBI: Source = Source {
-    name: "jacobi.cu",
-    text: include_str!("cuda/src/jacobi.cu"),
-    stems: || vec!["jacobi"],
-    forms: &["angles", "turn", "end"],
-    shared: rotations::SHARED,
-    when: When::Always,
-    seconds: 0.5,
-};
-/// Passes over the columns of thin matrices.
-static COLUMNS: Source = Source {
-    name: "columns.cu",
-    text: include_str!("cuda/src/columns.cu"),
-    stems: || {
-        vec![
-            "column_squares_few",
-            "column_squares_wide",
-            "column_totals",
-            "normalize_columns_few",
-            "normalize_columns_wide",
-            "unit_columns",
-        ]
-    },
-    forms: &[""],
-    shared: 0,
-    when: When::Always,
-    seconds: 0.8,
-};
 /// Copies of many rectangles, for small tables and for large ones.
 static COPIES: Source = Source {
     name: "copies.cu",
@@ -151,16 +122,6 @@ static MESSAGES: Source = Source {
     shared: 0,
     when: When::Always,
     seconds: 0.3,
-};
-/// Normalization by neuron.
-static NEURONS: Source = Source {
-    name: "neurons.cu",
-    text: include_str!("cuda/src/neurons.cu"),
-    stems: || vec!["neuron"],
-    forms: &["squares", "variance", "scale"],
-    shared: 0,
-    when: When::Always,
-    seconds: 0.5,
 };
 /// Slices chosen by their sums.
 static SELECT: Source = Source {
@@ -231,15 +192,15 @@ static MEANS: Source = Source {
     when: When::Always,
     seconds: 0.8,
 };
-/// Low-rank moments.
-static LOW_RANK: Source = Source {
-    name: "low_rank.cu",
-    text: include_str!("cuda/src/low_rank.cu"),
-    stems: || vec!["low_rank"],
-    forms: &["normals", "signs", "guard", "ratios", "measure", "total", "limit", "step"],
+/// Random projections of low-rank moments.
+static NORMALS: Source = Source {
+    name: "normals.cu",
+    text: include_str!("cuda/src/normals.cu"),
+    stems: || vec!["fill_normals"],
+    forms: &[""],
     shared: 0,
     when: When::Always,
-    seconds: 1.2,
+    seconds: 0.1,
 };
 /// Sources of all that is launched.
 static SOURCES: &[&Source] = &[
@@ -250,18 +211,15 @@ static SOURCES: &[&Source] = &[
     &CODED_SUMS,
     &GRAM,
     &CHOLESKY,
-    &JACOBI,
-    &COLUMNS,
     &COPIES,
     &MESSAGES,
-    &NEURONS,
     &SELECT,
     &SUMS,
     &TOTALS,
     &FACTORS,
     &ROWS,
     &MEANS,
-    &LOW_RANK,
+    &NORMALS,
 ];
 
 /// All sources, with all headers.

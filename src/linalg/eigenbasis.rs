@@ -42,7 +42,7 @@ impl Completion {
 /// whose squares A is made of, with roundoffs of float32 or, `double`, float64. The host waits for a device.
 ///
 /// # Errors
-/// Whatever libtorch or a kernel says, except of the decomposition.
+/// Whatever libtorch says, except of the decomposition.
 pub fn eigenbasis(
     a_dd: &Tensor,
     longest: usize,

@@ -71,6 +71,12 @@ impl Orthonormalizer {
         Ok(Self(Kind::Iteration { polynomial, form }))
     }
 
+    /// Tests whether matrices are decomposed, for which the host waits for a device.
+    #[must_use]
+    pub fn decomposes(&self) -> bool {
+        matches!(self.0, Kind::Polar)
+    }
+
     /// Reads the method that a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or
     /// "svd"); the polynomial is `ns_coefficients` (a name, one triple for every step, or triples) or, without, Polar
     /// Express or Newton–Schulz by `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is

@@ -10,7 +10,7 @@ use super::sketch::nystrom;
 use super::sums::{Sums, in_float64};
 use super::symmetric::Symmetric;
 use crate::error::{Error, Result};
-use crate::kernels::{has_orthogonal_rows, on_device};
+use crate::kernels::on_device;
 
 /// Bytes of what is converted at a time for a Gram matrix, which is read and written with every part.
 const GRAM_BYTES: i64 = 16 << 20;
@@ -51,7 +51,7 @@ pub enum Source<'a> {
 }
 
 /// The first `rank` left singular vectors of A by falling singular value, `[d, rank]` in float64, or none where A is
-/// not finite or does not decompose. On a device, where the host is told nothing, it is NaN then.
+/// not finite or does not decompose. The host waits for a device.
 ///
 /// Of each vector the entry of largest magnitude, the first of several, is positive; those of a matrix itself have the
 /// signs that LAPACK gives them, as in `torch.linalg.svd`, on devices those of the others. Vectors of singular values at
@@ -59,21 +59,19 @@ pub enum Source<'a> {
 /// or what the squares in a Gram matrix resolve.
 ///
 /// # Errors
-/// Whatever libtorch or a kernel says, except of the decomposition.
+/// Whatever libtorch says, except of the decomposition.
 pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> Result<Option<Tensor>> {
     let (Source::Gram(x) | Source::Sketch(x, _) | Source::Matrix(x, _)) = source;
     let wide = x.f_to_kind(Kind::Double)?;
     // A sum is finite where all is and far below the largest number; it takes a fifth of the time of asking each element.
-    let is_finite = |x: &Tensor| {
-        Ok::<_, Error>(has_orthogonal_rows()? || f64::try_from(x.f_sum(Kind::Double)?)?.is_finite())
-    };
+    let is_finite = |x: &Tensor| Ok::<_, Error>(f64::try_from(x.f_sum(Kind::Double)?)?.is_finite());
     if !is_finite(&wide)? {
         return Ok(None);
     }
     let found = match source {
         Source::Gram(_) => symmetric(&wide)?,
         Source::Sketch(_, omega_ds) => nystrom(&wide, omega_ds, rank)?,
-        Source::Matrix(_, transposed) => singular(&wide, *transposed)?,
+        Source::Matrix(_, transposed) => singular(&wide, *transposed),
     };
     let Some((values, vectors)) = found else { return Ok(None) };
     let kept = i64::try_from(rank).unwrap_or(i64::MAX).min(values.size()[0]);

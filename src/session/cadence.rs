@@ -7,6 +7,7 @@ use super::tensors::{BoundParam, BoundTensor};
 use super::views::{Fixed, matrix};
 use crate::error::Result;
 use crate::kernels;
+use crate::plan::Param;
 use crate::tensor::Device;
 
 impl BoundParam {
@@ -71,7 +72,8 @@ impl Session {
     }
 
     /// Pattern of the parameters, which decides about the launches of the step that has begun: 0 for one that takes no
-    /// part, else 1 or, where its gradient has to stay, the gradient's address; which units are due; and true if one is.
+    /// part, else 1 or, where its gradient has to stay, the gradient's address; which units are due; and true if one is, or if
+    /// no replay repeats the step.
     /// Steps with equal patterns are made of the same launches.
     #[must_use]
     pub fn pattern(&self) -> (Vec<usize>, bool) {
@@ -81,7 +83,12 @@ impl Session {
             bound_param.grad.as_ref().map_or(0, |grad| if stays { grad.flat.address() } else { 1 })
         });
         let due = self.fixed.iter().flatten().map(|unit| usize::from(unit.due));
-        (taken.chain(due).collect(), self.due.iter().any(|due| *due))
+        let is_direct = |planned: &Param| {
+            let encoded = planned.rounding.is_some() || planned.master().is_some();
+            !self.plan.algorithms[planned.algorithm].replays(encoded)
+        };
+        let direct = self.plan.params.iter().any(is_direct) || self.due.iter().any(|due| *due);
+        (taken.chain(due).collect(), direct)
     }
 
     /// The parameters of the step that has begun which, with their states, are worked on in copies.

@@ -49,12 +49,23 @@ fn require_supported(plan: &Plan) -> Result<()> {
 /// Refuses to have a step captured that a replay would not repeat as another one.
 ///
 /// # Errors
-/// `Error::Value` for a parameter or a state that is rounded at random: the key of its random numbers is that of the step.
+/// `Error::Value` for a parameter or a state that is rounded at random: the key of its random numbers is that of the step. Also
+/// for a step in which the host waits for a decomposition.
 pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
-    let Some(planned) = plan.params.iter().find(|planned| planned.is_rounded()) else { return Ok(()) };
-    if !kernels::is_capturing()? {
+    let rounded = plan.params.iter().find(|planned| planned.is_rounded());
+    let waits = |planned: &&Param| !plan.algorithms[planned.algorithm].replays(false);
+    let waiting = plan.params.iter().find(waits);
+    if (rounded.is_none() && waiting.is_none()) || !kernels::is_capturing()? {
         return Ok(());
     }
+    if let Some(planned) = waiting {
+        return Err(Error::Value(format!(
+            "{}: a step with orth_method='svd' cannot be captured, as it waits for the device. Set another orth_method, or take \
+             the step outside of the graph",
+            planned.spec.name
+        )));
+    }
+    let Some(planned) = rounded else { return Ok(()) };
     let (what, way_out) = match planned.states.iter().find(|state| state.rounding.is_some()) {
         _ if planned.rounding.is_some() => ("stochastic_rounding", "stochastic_rounding=False"),
         Some(state) if state.spec.dtype.is_quantized() => ("states of 8 bits", "state_bits=32"),
@@ -115,19 +126,13 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
             "lamb" => &["updates.cu", "sums.cu", "totals.cu", "factors.cu"],
             "adafactor" | "came" => &["totals.cu", "factors.cu", "rows.cu", "means.cu"],
             "muon" | "normuon" | "dion2" | "nordion2" => {
-                // The last one for singular value decompositions, which `orth_method` may ask for.
-                all.extend(["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "jacobi.cu"]);
-                match algorithm {
-                    "normuon" => &["neurons.cu"],
-                    "dion2" => &["select.cu"],
-                    "nordion2" => &["select.cu", "neurons.cu"],
-                    _ => &[],
-                }
+                all.extend(["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"]);
+                if algorithm.ends_with("dion2") { &["select.cu"] } else { &[] }
             }
-            "dion" => &["updates.cu", "columns.cu", "gram.cu", "cholesky.cu"],
-            "galore_adamw" | "soap" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
-            "soap_muon" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "sums.cu", "totals.cu"],
-            "apollo_adamw" | "apollo_mini" => &["updates.cu", "select.cu", "low_rank.cu"],
+            "dion" => &["updates.cu", "gram.cu", "cholesky.cu"],
+            "galore_adamw" | "soap" => &["updates.cu", "symmetric_mma.cu"],
+            "soap_muon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"],
+            "apollo_adamw" | "apollo_mini" => &["updates.cu", "select.cu", "normals.cu"],
             _ => &["updates.cu"],
         };
         all.extend(own.iter().copied());

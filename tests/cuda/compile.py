@@ -35,21 +35,18 @@ ARCHITECTURES = {
     "symmetric_wgmma.cu": ("sm_90a",),
     "gram.cu": EVERYWHERE,
     "cholesky.cu": EVERYWHERE,
-    "jacobi.cu": EVERYWHERE,
     "updates.cu": EVERYWHERE,
     "sums.cu": EVERYWHERE,
-    "columns.cu": EVERYWHERE,
     "copies.cu": EVERYWHERE,
     "messages.cu": EVERYWHERE,
     "coded.cu": EVERYWHERE,
     "coded_sums.cu": EVERYWHERE,
-    "neurons.cu": EVERYWHERE,
     "select.cu": EVERYWHERE,
     "totals.cu": EVERYWHERE,
     "factors.cu": EVERYWHERE,
     "rows.cu": EVERYWHERE,
     "means.cu": EVERYWHERE,
-    "low_rank.cu": EVERYWHERE,
+    "normals.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
 MAJOR = 12

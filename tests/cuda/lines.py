@@ -26,25 +26,6 @@ class Chosen(ctypes.Structure):
         return cls() if numbers is None else cls(numbers.data_ptr(), numbers.numel(), first)
 
 
-class NeuronMean(ctypes.Structure):
-    """Mirror of ``NeuronMean``."""
-
-    _fields_ = (("beta2", ctypes.c_double), ("length", ctypes.c_double))
-
-
-class NeuronJob(ctypes.Structure):
-    """Mirror of ``NeuronJob``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("update", "variance", "squares", "totals")),
-        ("chosen", Chosen),
-        *((name, ctypes.c_longlong) for name in ("stride", "variance_stride")),
-        *((name, ctypes.c_int) for name in ("rows", "across", "length", "group", "groups")),
-        ("end", ctypes.c_uint),
-        *((name, ctypes.c_ubyte) for name in ("type", "variance_type")),
-    )
-
-
 class SumOf(ctypes.Structure):
     """Mirror of ``SumOf``."""
 
@@ -109,12 +90,7 @@ def type_of(x: Tensor) -> int:
 
 def blocks_of(lines: int, length: int) -> int:
     """Blocks for so many lines of this length."""
-    return teams(lines, length >= LONG)
-
-
-def teams(lines: int, block: bool) -> int:
-    """Blocks for the lines of teams, each of a whole block or of a warp."""
-    return -(-lines // (LINES_OF_A_TEAM * (1 if block else THREADS // WARP)))
+    return -(-lines // (LINES_OF_A_TEAM * (1 if length >= LONG else THREADS // WARP)))
 
 
 def launch(
@@ -150,24 +126,6 @@ def untouched(matrix: Tensor, whole: Tensor) -> bool:
     return int(whole.isnan().sum()) - int(matrix.isnan().sum()) == whole.numel() - matrix.numel()
 
 
-class SignOf(ctypes.Structure):
-    """Mirror of ``SignOf``."""
-
-    _fields_ = (("none", ctypes.c_int),)
-
-
-class SignJob(ctypes.Structure):
-    """Mirror of ``SignJob``."""
-
-    _fields_ = (
-        ("out", ctypes.c_void_p),
-        ("stream", ctypes.c_uint * 4),
-        ("first", ctypes.c_ulonglong),
-        *((name, ctypes.c_int) for name in ("rows", "cols")),
-        ("end", ctypes.c_uint),
-    )
-
-
 class NormalScale(ctypes.Structure):
     """Mirror of ``NormalScale``."""
 
@@ -184,46 +142,4 @@ class NormalJob(ctypes.Structure):
         ("count", ctypes.c_longlong),
         ("end", ctypes.c_uint),
         ("type", ctypes.c_ubyte),
-    )
-
-
-class GuardOf(ctypes.Structure):
-    """Mirror of ``GuardOf``."""
-
-    _fields_ = (("none", ctypes.c_int),)
-
-
-class GuardJob(ctypes.Structure):
-    """Mirror of ``GuardJob``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("basis", "out")),
-        *((name, ctypes.c_longlong) for name in ("stride", "count")),
-        *((name, ctypes.c_int) for name in ("rows", "cols")),
-        ("end", ctypes.c_uint),
-        *((name, ctypes.c_ubyte) for name in ("type", "out_type")),
-    )
-
-
-class ChannelOf(ctypes.Structure):
-    """Mirror of ``ChannelOf``."""
-
-    _fields_ = (
-        ("unit", Rate),
-        *((name, ctypes.c_double) for name in ("factor", "decay")),
-        *((name, ctypes.c_int) for name in ("by_row", "cautious", "late")),
-    )
-
-
-class ChannelJob(ctypes.Structure):
-    """Mirror of ``ChannelJob``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("param", "grad", "factors", "norms")),
-        *((name, ctypes.c_void_p) for name in ("squares", "total", "last", "step")),
-        ("rate", ctypes.c_double),
-        *((name, ctypes.c_longlong) for name in ("stride", "grad_stride")),
-        *((name, ctypes.c_int) for name in ("rows", "cols", "channels", "pieces")),
-        ("end", ctypes.c_uint),
-        *((name, ctypes.c_ubyte) for name in ("type", "grad_type", "last_type")),
     )

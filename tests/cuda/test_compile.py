@@ -26,7 +26,7 @@ pytestmark = needs_nvrtc
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536
-WRITE_ONLY = {"low_rank_normals", "low_rank_signs"}
+WRITE_ONLY = {"fill_normals"}
 # Threads of a block, and how many blocks an SM has to hold at least.
 OCCUPANCY = {
     "symmetric_mma": (256, 2),
@@ -38,24 +38,20 @@ OCCUPANCY = {
     "cholesky_diagonal": (128, 2),
     "cholesky_below": (128, 2),
     "cholesky_solve": (128, 2),
-    "jacobi": (256, 1),
     # Elementwise: two blocks with 8 chunks of 16 bytes a thread have 64 KiB under way.
     "few": (256, 2),
     "many": (256, 2),
     "wide": (256, 1),
     "add_pieces": (256, 1),
-    "column_totals": (256, 2),
-    "unit_columns": (256, 2),
     "copy_few": (256, 4),
     "copy_many": (256, 4),
     "sum_messages": (256, 2),
     # By rows or columns of matrices.
-    "neuron": (256, 2),
     "slice": (256, 2),
+    "fill_normals": (256, 2),
     "add_numbers": (256, 1),
     "lamb_factors": (256, 1),
     "update_factors": (256, 1),
-    "low": (256, 2),
 }
 
 

@@ -261,7 +261,7 @@ def test_tiers_are_what_the_kernels_row_has_found() -> None:
         part("symmetric_wgmma.cu Muon", "SKIP", "other devices"),
         part("env", "PASS", row=1),
         part("means.cu Adafactor", "LEFT_OUT", NOT_BEGUN),
-        part("neurons.cu NorMuon", "LEFT_OUT", "6 s were left, 10 s are needed"),
+        part("select.cu Dion2", "LEFT_OUT", "6 s were left, 10 s are needed"),
     ]
     assert command.tiers(found) == {
         "updates.cu": "libtorch: updates differ",

@@ -85,8 +85,9 @@ def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
                     [group] = own.param_groups
                     group["weight_decay"] = 0.3
                     group["betas"] = (0.7, 0.9)
-                    if "mu" in group:
-                        group["mu"] = 0.8
+                    for key, value in (("mu", 0.8), ("muon_beta2", 0.7)):
+                        if key in group:
+                            group[key] = value
             launches = driver.emulator_launches()
             optimizer.step()
             assert (driver.emulator_launches() == launches) == (step > 2), step
@@ -99,6 +100,53 @@ def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
         assert capture.replays == 6
         assert capture.recording.launches > 0 and capture.recording.recorder.operations
         assert bool(driver.emulator_launches_of(b"symmetric_mma_total")) == {shapes == LONG}
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "dtype"),
+    [
+        ("Muon(p, lr=0.02, orth_method='svd')", "float32"),
+        ("APOLLOAdamW(p, lr=0.01, rank=4, stochastic_rounding=True)", "bfloat16"),
+        ("APOLLOMini(p, lr=0.01, master_weights=True)", "bfloat16"),
+    ],
+)
+def test_steps_that_no_replay_repeats_are_taken_directly(
+    environment: dict[str, str], made: str, dtype: str
+) -> None:
+    run(
+        environment,
+        CAPTURED,
+        f"""
+        make = lambda p: oxidion.{made}
+        ours, optimizer, expected, reference = pair(make, ({MATRICES}), dtype=torch.{dtype})
+        for step in range(5):
+            gradients(ours, expected, step, stay=False)
+            optimizer.step()
+            assert not optimizer.captured
+            reference.step()
+            assert_alike(ours, optimizer, expected, reference, step)
+        """,
+    )
+
+
+def test_learning_rate_on_the_device_is_that_of_each_replay(environment: dict[str, str]) -> None:
+    """Also where libtorch computes with it, and where another tensor takes its place."""
+    run(
+        environment,
+        CAPTURED,
+        f"""
+        make = lambda p: oxidion.Dion(p, lr=torch.tensor(0.02), rank_fraction=0.5, capturable=True)
+        ours, optimizer, expected, reference = pair(make, ({MATRICES}))
+        for step in range(6):
+            gradients(ours, expected, step, stay=False)
+            for own in (optimizer, reference):
+                own.param_groups[0]["lr"] = torch.tensor(0.02 / (step + 1))
+            optimizer.step()
+            assert optimizer.captured == (step >= 2)
+            reference.step()
+            assert_alike(ours, optimizer, expected, reference, step)
         """,
     )
 

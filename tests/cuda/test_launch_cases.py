@@ -56,7 +56,7 @@ def test_averages_and_held_norms_are_those_of_the_cpu(
     assert skipped == 0
 
 
-def test_new_bases_wait_for_nothing_there(environment: dict[str, str]) -> None:
+def test_new_bases_hold_there(environment: dict[str, str]) -> None:
     assert on_the_device(environment, "", "cuda/test_device_bases.py") == (22, 0)
 
 

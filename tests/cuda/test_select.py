@@ -223,7 +223,27 @@ def test_chosen_slices_are_applied_and_the_others_decay(
     run(kernels, "slice_apply", move, dtypes, unit or 1.0)
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[str, ...]] = {
+    "sums are read before all warps left theirs": (
+        "if (rank % 32 == 0) warps[rank / 32] = x;\n        __syncthreads();",
+        "if (rank % 32 == 0) warps[rank / 32] = x;",
+        "lines.cuh",
+    ),
+    "sums are left while those before are read": (
+        "__syncthreads();  // the sums before are read",
+        "",
+        "lines.cuh",
+    ),
+    "slices count from 0": (
+        "static_cast<int>(number(slice)) - 1 : -1",
+        "static_cast<int>(number(slice)) : -1",
+        "lines.cuh",
+    ),
+    "the end of the list is a number": (
+        "if (found == 0 || found >= wanted)",
+        "if (found >= wanted)",
+        "lines.cuh",
+    ),
     "ties are taken from the end": (
         "key == last && equal_before < rest",
         "key == last && equal_before >= all_equal - rest",
@@ -251,13 +271,16 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
-    kernels = Emulated("select.cu", tmp_path / "faulty", [("select.cu", *FAULTS[fault])])
+    old, new, *file = FAULTS[fault]
+    kernels = Emulated("select.cu", tmp_path / "faulty", [(file[0] if file else "select.cu", old, new)])
 
     def work() -> None:
         for seed in range(3):
             check_choice(kernels, 250, seed)
-            check_sums(kernels, F32, rows=False, absolute=True, seed=seed)
+            for rows in (False, True):
+                check_sums(kernels, F32, rows=rows, absolute=True, seed=seed)
             run(kernels, "slice_apply", SliceMove(Rate(), 0.3, 0.1, float("nan"), 0, 1, 0), (F32, F32))
+            run(kernels, "slice_take", SliceMove(Rate(), 0.0, 0.0, 0.75, 0, 1, 0), (F32, F32))
 
     with pytest.raises((AssertionError, KernelFault)):
         work()

@@ -558,9 +558,9 @@ def test_ranks_have_off_what_any_of_them_has(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(self_check, "turn_source_off", lambda name, *_: turned.append(name))
     count = len(SOURCES) + 2  # what is timed stands behind
     assert self_check.flags(where)[:count] == [0] * len(SOURCES) + [0, 1]
-    states["jacobi.cu"], states["rows.cu"] = "off", "not loaded"
+    states["select.cu"], states["rows.cu"] = "off", "not loaded"
     own = self_check.flags(where)
-    assert [name for name, off in zip(SOURCES, own, strict=False) if off] == ["jacobi.cu"]
+    assert [name for name, off in zip(SOURCES, own, strict=False) if off] == ["select.cu"]
     # A rank that has not been asked for products by warpgroups does not compute them.
     states["symmetric_wgmma.cu"] = "not loaded"
     assert self_check.flags(where)[SOURCES.index("symmetric_wgmma.cu")] == 1
@@ -697,7 +697,7 @@ def test_every_declared_kernel_is_compared(environment: Environment) -> None:
         from oxidion._oxidion import device_kernels
         place("emulated")
         for name, setting in parts.KERNELS.items():
-            if setting is not parts.EXCHANGE and "symmetric" not in name and "jacobi" not in name:
+            if setting is not parts.EXCHANGE and "symmetric" not in name:
                 vectors = [(5000,)] * (len(setting.shapes[-1]) == 1)
                 parts.moved(replace(setting, shapes=(*parts.SMALL, *vectors)), torch.device("cpu"), "kernels")
         names = [k["name"] for k in device_kernels()]

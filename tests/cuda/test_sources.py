@@ -43,8 +43,8 @@ def test_only_what_is_asked_for_is_loaded(environment: dict[str, str]) -> None:
         assert set(states().values()) == {("not loaded", None, None)}
         assert driver.emulator_loads() == 0
         for _ in range(2):
-            loaded = load("updates.cu", "columns.cu")
-            assert [name for name in loaded if loaded[name] == "loaded"] == ["updates.cu", "columns.cu"]
+            loaded = load("updates.cu", "select.cu")
+            assert [name for name in loaded if loaded[name] == "loaded"] == ["updates.cu", "select.cu"]
             assert driver.emulator_loads() == 2
         assert states()["updates.cu"] == ("loaded", "kept", None)
         [(seconds)] = [row[3] for row in _oxidion.source_states(0) if row[0] == "updates.cu"]
@@ -74,13 +74,13 @@ def test_source_that_cannot_be_loaded_is_off_and_no_other(environment: dict[str,
 
 def test_step_says_why_a_source_that_it_asks_for_is_off(environment: dict[str, str]) -> None:
     run(
-        without(environment, "columns.cu"),
+        without(environment, "gram.cu"),
         """
         import pytest
         for _ in range(2):
             params = parameters((4, 3))
             before = params[0].clone()
-            with pytest.raises(RuntimeError, match="column_squares_few: CUDA_ERROR_NOT_FOUND"):
+            with pytest.raises(RuntimeError, match="gram_product: CUDA_ERROR_NOT_FOUND"):
                 oxidion.AdamW(params).step()
             assert torch.equal(params[0], before)
         """,

@@ -48,9 +48,9 @@ states = {name: state for name, state, *_ in _oxidion.source_states(0)}
 print(json.dumps([found, states]))
 """
 NAMES = [
-    *("updates.cu", "symmetric_mma.cu", "coded.cu", "coded_sums.cu", "gram.cu", "cholesky.cu", "jacobi.cu"),
-    *("columns.cu", "copies.cu", "messages.cu", "neurons.cu", "select.cu", "sums.cu", "totals.cu"),
-    *("factors.cu", "rows.cu", "means.cu", "low_rank.cu"),
+    *("updates.cu", "symmetric_mma.cu", "coded.cu", "coded_sums.cu", "gram.cu", "cholesky.cu"),
+    *("copies.cu", "messages.cu", "select.cu", "sums.cu", "totals.cu"),
+    *("factors.cu", "rows.cu", "means.cu", "normals.cu"),
 ]
 
 
@@ -180,15 +180,15 @@ def test_operands_that_take_the_place_of_each_other_are_kept_apart(
 
 
 def test_names_are_those_of_the_core() -> None:
-    assert {_oxidion.source_of_kernel(name) for name in ("adamw_few", "neuron_scale")} <= {*NAMES}
+    assert {_oxidion.source_of_kernel(name) for name in ("adamw_few", "fill_normals")} <= {*NAMES}
 
 
 def test_device_is_described_with_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     where = torch.device("cuda", 0)
-    states = [("updates.cu", "loaded"), ("jacobi.cu", "off"), ("symmetric_wgmma.cu", "off")]
+    states = [("updates.cu", "loaded"), ("select.cu", "off"), ("symmetric_wgmma.cu", "off")]
     monkeypatch.setattr(device, "source_states", lambda _: states)
-    assert device.described(where) == "cuda, by libtorch in the place of jacobi.cu"
-    states[1] = ("jacobi.cu", "not loaded")
+    assert device.described(where) == "cuda, by libtorch in the place of select.cu"
+    states[1] = ("select.cu", "not loaded")
     assert device.described(where) == "cuda"
     assert device.described(torch.device("cpu")) == "cpu"
 

@@ -50,7 +50,7 @@ GROUPS = ("symmetric_wgmma.cu", "symmetric_mma.cu")
 """A source that is used by default only where it is proven, and the one that does the same everywhere."""
 SOURCES = (
     *("updates.cu", "sums.cu", "totals.cu", "factors.cu", "means.cu", "rows.cu", "coded.cu", "coded_sums.cu"),
-    *("columns.cu", "gram.cu", "cholesky.cu", "jacobi.cu", "neurons.cu", "select.cu", "low_rank.cu"),
+    *("gram.cu", "cholesky.cu", "select.cu", "normals.cu"),
     *("copies.cu", "messages.cu", "symmetric_mma.cu", "symmetric_wgmma.cu"),
 )
 """All sources, in the order in which they are checked: those that others are used with come first."""

@@ -152,16 +152,13 @@ KERNELS: dict[str, Setting] = {
         "Adafactor", {"relative_step": False, "beta1": 0.9, "lr": 0.01}, bar=1e-4
     ),
     "symmetric_wgmma.cu products": GROUPED,
-    "neurons.cu NorMuon": Setting("NorMuon", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
     "select.cu Dion2": Setting("Dion2", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
-    "columns.cu gram.cu cholesky.cu Dion": Setting(
-        "Dion", {"rank_fraction": 0.25}, shapes=MATRICES, bar=1e-3
-    ),
+    "gram.cu cholesky.cu Dion": Setting("Dion", {"rank_fraction": 0.25}, shapes=MATRICES, bar=1e-3),
     # 460 columns: several blocks factor a matrix.
-    "columns.cu gram.cu cholesky.cu Dion wide": Setting(
+    "gram.cu cholesky.cu Dion wide": Setting(
         "Dion", {"rank_fraction": 0.9}, shapes=((70, 64),), bar=1e-3, wide=((520, 512),)
     ),
-    "jacobi.cu low_rank.cu GaLore": Setting(
+    "updates.cu GaLore": Setting(
         "GaLoreAdamW",
         {"rank": 16, "update_proj_gap": 2},
         shapes=((80, 70), (64, 8)),
@@ -169,7 +166,7 @@ KERNELS: dict[str, Setting] = {
         waits=True,
         wide=MATRICES,
     ),
-    "low_rank.cu APOLLO": Setting(
+    "normals.cu APOLLO": Setting(
         "APOLLOAdamW", {"rank": 16, "update_proj_gap": 2}, shapes=MATRICES, bar=1e-3
     ),
 }

@@ -29,9 +29,8 @@ WITH = {
     "rows.cu": ("totals.cu",),
     "coded.cu": ("updates.cu",),
     "coded_sums.cu": ("sums.cu", "totals.cu"),
-    "gram.cu": ("columns.cu", "cholesky.cu"),
-    "cholesky.cu": ("columns.cu", "gram.cu"),
-    "low_rank.cu": ("select.cu",),
+    "gram.cu": ("cholesky.cu",),
+    "cholesky.cu": ("gram.cu",),
     "symmetric_wgmma.cu": ("symmetric_mma.cu",),
 }
 """Sources without which another one is never launched."""

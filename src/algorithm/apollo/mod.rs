@@ -119,6 +119,11 @@ impl Algorithm for Apollo {
         true
     }
 
+    fn replays(&self, encoded: bool) -> bool {
+        // libtorch takes the step on decoded weights, which have other memory in each step.
+        !encoded
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         Matrices::default().blocks(p)
     }

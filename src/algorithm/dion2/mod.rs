@@ -122,6 +122,10 @@ impl Algorithm for Dion2 {
         self.common.view.leading(p)
     }
 
+    fn replays(&self, _encoded: bool) -> bool {
+        self.common.replays()
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         self.common.view.blocks(p)
     }

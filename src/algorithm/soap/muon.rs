@@ -266,6 +266,10 @@ impl Algorithm for SoapMuon {
         self.bases.view(p).leading(p)
     }
 
+    fn replays(&self, _encoded: bool) -> bool {
+        self.common.replays()
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         self.bases.blocks(p)
     }

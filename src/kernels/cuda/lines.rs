@@ -75,12 +75,7 @@ impl Matrix {
 
 /// Blocks for so many lines of this length.
 pub(in crate::kernels) fn blocks_of(lines: usize, length: usize) -> usize {
-    teams(lines, length >= LONG)
-}
-
-/// Blocks for so many teams' work, each of a whole block or of a warp.
-pub(in crate::kernels) fn teams(lines: usize, block: bool) -> usize {
-    lines.div_ceil(OF_A_TEAM * if block { 1 } else { THREADS as usize / WARP })
+    lines.div_ceil(OF_A_TEAM * if length >= LONG { 1 } else { THREADS as usize / WARP })
 }
 
 /// Launches a kernel on all jobs, each with the number of its blocks.

@@ -28,5 +28,5 @@ pub(super) use sources::When;
 pub use sources::{Source, Sources};
 pub use states::{Origin, State};
 pub(super) use sums::{fold, fold_units};
-pub(super) use tape::frozen;
 pub use tape::{Tape, finish, let_go, note, noted, set};
+pub(super) use tape::{frozen, live_numbers};

@@ -5,8 +5,10 @@ use std::cell::{Cell, RefCell};
 
 use tch::Tensor;
 
+use super::device::scratch;
 use super::driver::{self, Function, Grid, Node, Stream};
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Device, FlatView};
 
 /// A launch in a graph.
 #[derive(Clone, Copy, Debug)]
@@ -16,9 +18,12 @@ struct Noted {
     grid: Grid,
 }
 
-/// The launches of a captured step, in their order.
+/// The launches of a captured step, and the memory of the scalars that libtorch computes with, in their order.
 #[derive(Clone, Debug, Default)]
-pub struct Tape(Vec<Noted>);
+pub struct Tape {
+    launches: Vec<Noted>,
+    numbers: Vec<FlatView<'static>>,
+}
 
 /// Mode of this thread's launches.
 #[derive(Debug)]
@@ -26,25 +31,28 @@ enum Mode {
     /// They are noted as they are captured.
     Note(Tape),
     /// They do not happen: those of an executable graph get their parameters.
-    Set { tape: Tape, graph: usize, next: usize },
+    Set { tape: Tape, graph: usize, next: usize, next_numbers: usize },
 }
 
 thread_local! {
     static MODE: RefCell<Option<Mode>> = const { RefCell::new(None) };
     /// True if launches stay as they were captured.
     static FROZEN: Cell<bool> = const { Cell::new(false) };
-    /// Memory that parameters of a graph name which has still to be launched.
+    /// Memory that torch must not give to others before a step is captured, or before a graph that names it is launched.
     static HELD: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Notes the launches of this thread, which are captured, until [`noted`].
 pub fn note() {
+    let_go();
     MODE.set(Some(Mode::Note(Tape::default())));
 }
 
 /// Tape of what was noted; empty where nothing was.
 #[must_use]
 pub fn noted() -> Tape {
+    // What was allocated in a capture belongs to its graph.
+    let_go();
     match MODE.take() {
         Some(Mode::Note(tape)) => tape,
         _ => Tape::default(),
@@ -56,7 +64,7 @@ pub fn noted() -> Tape {
 /// allocator would give it to another thread.
 pub fn set(tape: Tape, graph: usize) {
     let_go();
-    MODE.set(Some(Mode::Set { tape, graph, next: 0 }));
+    MODE.set(Some(Mode::Set { tape, graph, next: 0, next_numbers: 0 }));
 }
 
 /// Ends what [`set`] began.
@@ -65,8 +73,8 @@ pub fn set(tape: Tape, graph: usize) {
 /// [`Error::Cuda`] where a launch of the graph was left out.
 pub fn finish() -> Result<()> {
     match MODE.take() {
-        Some(Mode::Set { tape, next, .. }) if next != tape.0.len() => {
-            Err(Error::Cuda(format!("the step has {next} launches, the captured one {}", tape.0.len())))
+        Some(Mode::Set { tape: Tape { launches, .. }, next, .. }) if next != launches.len() => {
+            Err(Error::Cuda(format!("the step has {next} launches, the captured one {}", launches.len())))
         }
         _ => Ok(()),
     }
@@ -103,6 +111,31 @@ pub(in super::super) fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> 
     done
 }
 
+/// Returns memory for `count` float64 scalars of a step that is captured for replays: a replay has the same memory. None
+/// where no such step is captured or replayed, and in work that a replay repeats as it was captured.
+pub(in super::super) fn live_numbers(count: usize, device: Device) -> Result<Option<FlatView<'static>>> {
+    let known = MODE.with_borrow_mut(|mode| match mode {
+        Some(Mode::Set { tape, next_numbers, .. }) => {
+            let found = tape.numbers.get(*next_numbers).filter(|numbers| numbers.len() == count).copied();
+            *next_numbers += 1;
+            found.map(Some).ok_or_else(|| Error::Cuda("the step is not the one that was captured".into()))
+        }
+        _ => Ok(None),
+    })?;
+    let notes = MODE.with_borrow(|mode| matches!(mode, Some(Mode::Note(_))));
+    if known.is_some() || !notes || FROZEN.get() {
+        return Ok(known);
+    }
+    let (memory, numbers) = scratch(count, DType::F64, device)?;
+    HELD.with_borrow_mut(|held| held.push(memory));
+    MODE.with_borrow_mut(|mode| {
+        if let Some(Mode::Note(tape)) = mode {
+            tape.numbers.push(numbers);
+        }
+    });
+    Ok(Some(numbers))
+}
+
 /// Launches a kernel, or does what this thread does instead.
 ///
 /// # Safety
@@ -114,8 +147,9 @@ pub(super) unsafe fn launch<Parameters>(
     parameters: &Parameters,
 ) -> Result<()> {
     MODE.with_borrow_mut(|mode| {
-        if let Some(Mode::Set { tape, graph, next }) = mode {
-            let noted = tape.0.get(*next).filter(|noted| noted.function == function && noted.grid == grid);
+        if let Some(Mode::Set { tape, graph, next, .. }) = mode {
+            let noted =
+                tape.launches.get(*next).filter(|noted| noted.function == function && noted.grid == grid);
             let Noted { node, .. } =
                 *noted.ok_or_else(|| Error::Cuda("the step is not the one that was captured".into()))?;
             *next += 1;
@@ -127,7 +161,7 @@ pub(super) unsafe fn launch<Parameters>(
         if let Some(Mode::Note(tape)) = mode
             && !FROZEN.get()
         {
-            tape.0.push(Noted { node: driver::captured_node(stream)?, function, grid });
+            tape.launches.push(Noted { node: driver::captured_node(stream)?, function, grid });
         }
         Ok(())
     })

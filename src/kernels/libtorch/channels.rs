@@ -6,9 +6,8 @@ use super::slices::line_sums;
 use super::value::Value::{self, Known, There};
 use super::value::copied;
 use super::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::ops::channels::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
-use crate::kernels::backend::followed_rate;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatViewMut, MatrixView};
 
@@ -35,11 +34,11 @@ fn factors_of(channels: &Channels<'_>) -> Result<Value> {
     Ok(n / (r + TINY))
 }
 
-/// See [`crate::kernels::channel_ratios`].
-pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected<'_>]) -> Result<()> {
+/// See [`crate::kernels::channel_ratios`]. `size` is that of the gradient's factor.
+pub(in crate::kernels) fn ratios(size: &Value, all: &[Projected<'_>]) -> Result<()> {
     for one in all {
         let factors = one.channels.factors.view();
-        let before = There(copied(&load(&factors, Kind::Double)?)?).sqrt() * grad_factor.abs();
+        let before = There(copied(&load(&factors, Kind::Double)?)?).sqrt() * size;
         line_sums(one.channels.side, false, &[(one.low.view(), factors)])?;
         let after = There(copied(&load(&factors, Kind::Double)?)?);
         if one.channels.norms.is_empty() {
@@ -53,9 +52,7 @@ pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected<'_>]
 }
 
 /// See [`crate::kernels::channel_totals`].
-pub(in crate::kernels) fn channel_totals(
-    all: &[(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)],
-) -> Result<()> {
+pub(in crate::kernels) fn totals(all: &[(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     for (channels, grad, total) in all {
         let scaled = factors_of(channels)? * There(load_matrix(grad, Kind::Double)?);
         write_numbers(&total.view(), &[scaled.square().sum()])?;
@@ -63,12 +60,15 @@ pub(in crate::kernels) fn channel_totals(
     Ok(())
 }
 
-/// See [`crate::kernels::channel_steps`].
-pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited<'_>]) -> Result<()> {
-    let unit = followed_rate()?;
-    for one in all {
+/// See [`crate::kernels::channel_steps`]. The numbers are size and value of the gradient's factor, the decay, and the rate of
+/// each matrix; those of `step` and of the matrices are not read.
+pub(in crate::kernels) fn steps(step: &ChannelStep, numbers: &[Value], all: &[Limited<'_>]) -> Result<()> {
+    let [size, factor, decay, rates @ ..] = numbers else {
+        return Err(Error::Internal("a step along channels without its numbers".into()));
+    };
+    for (one, rate) in all.iter().zip(rates) {
         let total = load(&one.total, Kind::Double)?;
-        let norm = There(total.f_select(0, 0)?).sqrt() * step.grad_factor.abs();
+        let norm = There(total.f_select(0, 0)?).sqrt() * size;
         let last = one.last.view();
         let before = There(copied(&load(&last, Kind::Double)?.f_select(0, 0)?)?);
         let growth = &norm / (&before + TINY);
@@ -77,7 +77,7 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited<'_>])
         let limiter = starts.choose(&Known(1.0), &slowed);
         let is_zero = norm.at_most(&Known(0.0));
         write_last(&one.last, &is_zero.choose(&before, &(&norm / &limiter)))?;
-        let rate = Known(one.rate) * &unit / limiter * step.grad_factor;
+        let rate = rate / limiter * factor;
 
         let x = one.param.view();
         let kind = arithmetic([x.dtype(), one.grad.dtype()].contains(&DType::F64));
@@ -85,14 +85,11 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited<'_>])
             |x: &Value, like: &Tensor| -> Result<Value> { Ok(x.tensor(like)?.f_to_kind(kind).into()) };
         let (old, grad) = (load_matrix(&x, kind)?, load_matrix(&one.grad, kind)?);
         let update = narrow(&(rate * factors_of(&one.channels)?), &old)? * There(grad);
-        let (old, keep) = (There(old.shallow_clone()), 1.0 - Known(step.decay) * &unit);
+        let (old, keep) = (There(old.shallow_clone()), 1.0 - decay);
         let start = if step.late { &old - &update } else { old.clone() };
         let kept = &start * keep;
-        let kept = if step.cautious && step.decay != 0.0 {
-            (&start * &update).below(&Known(0.0)).choose(&start, &kept)
-        } else {
-            kept
-        };
+        let kept =
+            if step.cautious { (&start * &update).below(&Known(0.0)).choose(&start, &kept) } else { kept };
         let new = if step.late { kept } else { kept - update };
         store_matrix(&x, &new.tensor(&*x.tensor()?)?)?;
     }

@@ -6,8 +6,7 @@ use super::value::Value::{self, Known, There};
 use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
 use crate::kernels::ops::columns::{Columns, Kept, dead_share};
-use crate::kernels::backend::followed_rate;
-use crate::tensor::{DType, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 /// The matrix in a type.
 fn matrix(columns: &Columns<'_>, kind: Kind) -> Result<Tensor> {
@@ -15,35 +14,27 @@ fn matrix(columns: &Columns<'_>, kind: Kind) -> Result<Tensor> {
     Ok(load(&columns.x, kind)?.f_reshape([rows?, cols?])?)
 }
 
-/// See [`crate::kernels::squares_and_scaled`].
-pub(in crate::kernels) fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
+/// Writes the sums of squares of [`crate::kernels::squares_and_scaled`].
+pub(in crate::kernels) fn squares(all: &[Columns<'_>]) -> Result<()> {
     for columns in all {
         let wide = matrix(columns, Kind::Double)?;
         store(&columns.sums.view(), &wide.f_square()?.f_sum_dim_intlist(&[0_i64][..], false, Kind::Double)?)?;
-        let own = matrix(columns, arithmetic(columns.x.dtype() == DType::F64))?;
-        store(&columns.scaled.view(), &own.f_mul_scalar(factor)?)?;
     }
     Ok(())
 }
 
 /// See [`crate::kernels::normalize_columns`].
-pub(in crate::kernels) fn normalize_columns(
-    all: &[Kept<'_>],
-    epsilon: f64,
-    factor: f64,
-    per_rate: bool,
-) -> Result<()> {
-    let factor = if per_rate { Known(factor) * followed_rate()? } else { Known(factor) };
+pub(in crate::kernels) fn normalize(all: &[Kept<'_>], [epsilon, factor]: [&Value; 2]) -> Result<()> {
     for Kept { columns, q, own } in all.iter().filter(|kept| !kept.columns.shape().contains(&0)) {
         let kind = arithmetic(columns.x.dtype() == DType::F64);
         let sums = load(&columns.sums.view(), Kind::Double)?;
         let all = There(sums.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?).sum().sqrt();
-        let noise = all.max(&Known(epsilon)) * dead_share(columns.x.dtype());
+        let noise = all.max(epsilon) * dead_share(columns.x.dtype());
         let norms = There(sums).sqrt();
         // What is no number is not dead: it has to show.
         let is_dead = norms.at_most(&noise);
         let divisors = is_dead.choose(&Known(1.0), &(&norms + epsilon));
-        let factors = is_dead.choose(&Known(0.0), &(&factor + &norms * 0.0));
+        let factors = is_dead.choose(&Known(0.0), &(factor + &norms * 0.0));
         let x = matrix(columns, kind)?;
         let narrow = |numbers: &Value| -> Result<Value> { Ok(numbers.tensor(&x)?.f_to_kind(kind).into()) };
         let unit = There(x.shallow_clone()) / narrow(&divisors)?;
@@ -57,5 +48,16 @@ pub(in crate::kernels) fn normalize_columns(
         }
         store(&columns.scaled.view(), &scaled)?;
     }
+    Ok(())
+}
+
+/// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place, computed in float64. A column of zeros
+/// stays one; one that is not finite becomes NaN.
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) fn scale_to_units(matrices: &FlatView, shape: [usize; 3]) -> Result<()> {
+    let mut x = matrices.tensor(&shape)?.shallow_clone();
+    let norms = x.f_norm_scalaropt_dim_dtype(2.0, [1], true, Kind::Double)?;
+    let factors = norms.f_reciprocal()?.f_masked_fill(&norms.f_eq(0.0)?, 0.0)?;
+    let _ = x.f_mul_(&factors.f_masked_fill(&norms.f_isfinite()?.f_logical_not()?, f64::NAN)?)?;
     Ok(())
 }

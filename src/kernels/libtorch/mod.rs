@@ -1,5 +1,5 @@
-//! Operations on memory of a device by libtorch, on torch's current stream: where there is no kernel of this package, or where it is not
-//! used. Every function does what the one of the same name of `cuda` does.
+//! Operations on memory of a device by libtorch, on torch's current stream, where this package has no kernel or does not use
+//! it.
 
 pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod columns;

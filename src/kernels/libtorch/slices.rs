@@ -78,13 +78,6 @@ impl Pairs {
         Ok(Self { is_other: own.f_lt(stored)?, own, is_own })
     }
 
-    /// All of a side whose slices are in order.
-    pub(in crate::kernels) fn all(stored: i64, like: &Tensor) -> Result<Self> {
-        let own = Tensor::f_arange_start(0, stored, (Kind::Int64, like.device()))?;
-        let all = own.f_ge(0)?;
-        Ok(Self { own, is_other: all.shallow_clone(), is_own: all })
-    }
-
     /// A slice of the matrix for each of the other, zero where it has none.
     pub(in crate::kernels) fn take(&self, x: &Tensor) -> Result<Tensor> {
         if x.size()[0] == 0 {

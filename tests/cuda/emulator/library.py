@@ -26,10 +26,6 @@ SHARED_BYTES = 227 * 1024
 # A static array of a block, which begins with what nobody wrote: the emulator fills it.
 SHARED = re.compile(r"^(\s*)__shared__ ([\w<>]+) (\w+)((?:\[[^;]*\])?);$", re.MULTILINE)
 
-COLUMNS = (
-    *("column_squares_few", "column_squares_wide", "column_totals"),
-    *("normalize_columns_few", "normalize_columns_wide", "unit_columns"),
-)
 # What a pass takes: jobs in a small table, in a large one, in float64.
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
 CODED_FORMS = {"many": "MANY_CODED", "wide": "FEW"}
@@ -83,13 +79,7 @@ KERNELS = {
     },
     "means.cu": {f"{name}_{form}": f"Jobs<{FORMS[form]}>" for name in names("mean") for form in BY_SIZE},
     "gram.cu": {"gram_product": "GramProduct"},
-    "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
-    "low_rank.cu": {
-        "low_rank_normals": "NormalJobs",
-        "low_rank_signs": "SignJobs",
-        "low_rank_guard": "GuardJobs",
-        **{f"low_rank_{form}": "ChannelJobs" for form in ("ratios", "measure", "total", "limit", "step")},
-    },
+    "normals.cu": {"fill_normals": "NormalJobs"},
     "select.cu": {
         **{f"slice_{form}": "LineSums" for form in ("rows", "columns", "chunks")},
         "slice_choice": "Choices",
@@ -99,8 +89,6 @@ KERNELS = {
         **dict.fromkeys(("cholesky_factor", "cholesky_diagonal", "cholesky_below"), "CholeskyFactor"),
         "cholesky_solve": "CholeskySolve",
     },
-    "jacobi.cu": {f"jacobi_{form}": "Jacobi" for form in ("angles", "turn", "end")},
-    "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),
 }
 
 Edit = tuple[str, str, str]  # file, text that stands there once, text in its place

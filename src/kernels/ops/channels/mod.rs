@@ -1,10 +1,10 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
-#[cfg(feature = "cuda")]
-pub(in crate::kernels) mod device;
 mod host;
 
+use super::live::live;
 use crate::error::Result;
+use crate::kernels::dispatch::frozen;
 use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
@@ -18,9 +18,6 @@ pub(in crate::kernels) const GROWTH: f64 = 1.01;
 pub(in crate::kernels) const NEGLIGIBLE: f64 = 3.452_669_8e-4;
 /// Added to norms that are divided by.
 pub(in crate::kernels) const TINY: f64 = 1e-8;
-
-/// Sources of the kernels.
-const SOURCES: &[&str] = &["low_rank.cu", "select.cu"];
 
 /// Factors of the channels of a matrix, in float64.
 #[derive(Debug)]
@@ -106,8 +103,8 @@ pub fn channel_ratios(grad_factor: f64, all: &mut [Projected<'_>]) -> Result<()>
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => {
-            on_device!(SOURCES; device::channel_ratios(grad_factor, all), else libtorch::channels::channel_ratios(grad_factor, all))
+        Some(device) => {
+            live(device, &[(grad_factor.abs(), false)], |size| libtorch::channels::ratios(&size[0], all))
         }
     }
 }
@@ -125,9 +122,7 @@ pub fn channel_totals(all: &mut [(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => {
-            on_device!(SOURCES; device::channel_totals(all), else libtorch::channels::channel_totals(all))
-        }
+        Some(Device::Cuda(_)) => frozen(|| libtorch::channels::totals(all)),
     }
 }
 
@@ -144,13 +139,19 @@ pub fn channel_steps(step: &ChannelStep, all: &mut [Limited<'_>]) -> Result<()> 
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => {
+        Some(device) => {
             let wide = |one: &Limited<'_>| [one.param.dtype(), one.grad.dtype()].contains(&DType::F64);
             decoded(
                 all,
                 |one| encoded_elements(&one.param.view()),
                 |decoded, one| decoded.written(wide(one), &mut one.param),
-                |_, part| on_device!(SOURCES; device::channel_steps(step, part), else libtorch::channels::channel_steps(step, part)),
+                |_, part| {
+                    let of_all =
+                        [(step.grad_factor.abs(), false), (step.grad_factor, false), (step.decay, true)];
+                    let rates = part.iter().map(|one| (one.rate, true));
+                    let numbers: Vec<_> = of_all.into_iter().chain(rates).collect();
+                    live(device, &numbers, |numbers| libtorch::channels::steps(step, numbers, part))
+                },
             )
         }
     }

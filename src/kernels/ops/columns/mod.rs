@@ -1,7 +1,5 @@
 //! Passes over the columns of thin matrices, for all matrices of a bucket.
 
-#[cfg(feature = "cuda")]
-pub(in crate::kernels) mod device;
 mod host;
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod panel;
@@ -10,15 +8,16 @@ pub(in crate::kernels) use host::dead_share;
 
 use std::ops::Range;
 
+use super::convert::Convert;
+use super::live::live;
 use crate::error::{Error, Result};
-use crate::kernels::dispatch::no_kernels;
-use crate::kernels::libtorch;
+use crate::kernels::dispatch::{frozen, no_kernels, run};
 use crate::kernels::libtorch::on_device;
+use crate::kernels::{Job, libtorch};
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
 
-/// Sources of the kernels.
-const SOURCES: &[&str] = &["columns.cu"];
-const PANEL: &[&str] = &["columns.cu", "gram.cu", "cholesky.cu"];
+/// Sources of the kernels of panels.
+const PANEL: &[&str] = &["gram.cu", "cholesky.cu"];
 
 /// A row-major matrix with as many columns as it has sums.
 #[derive(Debug)]
@@ -79,7 +78,9 @@ fn on_host<'c, 'a: 'c>(all: impl Iterator<Item = &'c Columns<'a>>) -> Result<boo
 /// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
 pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
     if !on_host(all.iter())? {
-        return on_device!(SOURCES; device::squares_and_scaled(all, factor), else libtorch::columns::squares_and_scaled(all, factor));
+        frozen(|| libtorch::columns::squares(all))?;
+        let scaled = all.iter_mut().map(|one| Job { read: [one.x], write: [one.scaled.reborrow()] });
+        return run(&Convert { factor }, &mut scaled.collect::<Vec<_>>());
     }
     for Columns { x, sums, scaled } in all {
         host::squares_and_scaled(x, sums, factor, scaled);
@@ -98,7 +99,11 @@ pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
 /// As [`squares_and_scaled`].
 pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
     if !on_host(all.iter().map(|kept| &kept.columns))? {
-        return on_device!(SOURCES; device::normalize_columns(all, epsilon, factor, per_rate), else libtorch::columns::normalize_columns(all, epsilon, factor, per_rate));
+        let Some(device) = all.first().map(|kept| kept.columns.x.device()) else { return Ok(()) };
+        let numbers = [(epsilon, false), (factor, per_rate)];
+        return live(device, &numbers, |numbers| {
+            libtorch::columns::normalize(all, [&numbers[0], &numbers[1]])
+        });
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
         host::normalize_columns(x, &sums.view(), epsilon, factor, (q, own.clone()), scaled);

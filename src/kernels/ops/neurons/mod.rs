@@ -2,18 +2,14 @@
 //!
 //! Neurons are numbered through the matrix in row-major order; some of them share a norm.
 
-#[cfg(feature = "cuda")]
-pub(in crate::kernels) mod device;
 mod host;
 
+use super::live::live;
 use super::slices::Chosen;
 use crate::error::Result;
+use crate::kernels::dispatch::frozen;
 use crate::kernels::libtorch;
-use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatViewMut, MatrixViewMut};
-
-/// Sources of the kernels.
-const SOURCES: &[&str] = &["neurons.cu"];
 
 /// An update with its neurons.
 #[derive(Debug)]
@@ -41,12 +37,12 @@ fn device(all: &[Neurons<'_>]) -> Device {
 /// The sum of squares of every neuron, into `squares`.
 ///
 /// # Errors
-/// `Error::Cuda` where the device refuses it.
+/// Whatever libtorch says of memory of a device.
 pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
     if device(all) == Device::Cpu {
         return all.iter_mut().try_for_each(host::squares);
     }
-    on_device!(SOURCES; device::neurons("neuron_squares", [0.0; 2], all), else libtorch::neurons::neurons("neuron_squares", [0.0; 2], all))
+    frozen(|| libtorch::neurons::squares(all))
 }
 
 /// `V ← β₂·V + (1-β₂)·s/length` with s the sum of squares of a neuron, which has `length` elements where it is whole.
@@ -57,13 +53,14 @@ pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
 #[allow(clippy::cast_precision_loss)] // a matrix side
 pub fn neuron_variance(beta2: f64, length: usize, all: &mut [Neurons<'_>]) -> Result<()> {
     let length = length.max(1) as f64;
-    if device(all) == Device::Cpu {
+    let device = device(all);
+    if device == Device::Cpu {
         for one in all {
             host::variance(beta2, length, one);
         }
         return Ok(());
     }
-    on_device!(SOURCES; device::neurons("neuron_variance", [beta2, length], all), else libtorch::neurons::neurons("neuron_variance", [beta2, length], all))
+    live(device, &[(beta2, false)], |numbers| libtorch::neurons::variance(&numbers[0], length, all))
 }
 
 /// Multiplies every neuron by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its norm.
@@ -75,5 +72,5 @@ pub fn normalize_neurons(all: &mut [Neurons<'_>]) -> Result<()> {
         all.iter_mut().for_each(host::normalize);
         return Ok(());
     }
-    on_device!(SOURCES; device::neurons("neuron_scale", [0.0; 2], all), else libtorch::neurons::neurons("neuron_scale", [0.0; 2], all))
+    frozen(|| libtorch::neurons::normalize(all))
 }

@@ -1,4 +1,4 @@
-//! Kernel of `low_rank.cu` that fills memory with normal numbers.
+//! Launches the kernel of `normals.cu`.
 
 use super::Normals;
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::tensor::to_i64;
 /// Normal numbers of a block.
 const NUMBERS: usize = 4096;
 
-/// As `low_rank.cu` lays it out.
+/// As `normals.cu` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct NormalJob {
@@ -41,5 +41,5 @@ pub(in crate::kernels) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
         Ok((NormalJob { out, stream, first, count, end: 0, kind }, blocks))
     });
     // SAFETY: the layout is asserted above; what is written is memory of the device, which the session keeps.
-    unsafe { launch_lines("low_rank_normals", factor as f32, jobs) }
+    unsafe { launch_lines("fill_normals", factor as f32, jobs) }
 }

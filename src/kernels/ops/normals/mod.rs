@@ -28,6 +28,6 @@ pub fn fill_normals(factor: f64, all: &mut [Normals<'_>]) -> Result<bool> {
     if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }
-    on_device!(&["low_rank.cu"]; device::normals(factor, all), else libtorch::random::normals(factor, all))?;
+    on_device!(&["normals.cu"]; device::normals(factor, all), else libtorch::random::normals(factor, all))?;
     Ok(true)
 }
