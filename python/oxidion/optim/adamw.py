@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack, override
 
 from oxidion._core import validate
-from oxidion._core.schema import defaults
+from oxidion._core.common import CommonOptions, Params
 from oxidion._core.validate import Field
-from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 
@@ -75,30 +73,14 @@ class AdamW(WeightNormOptimizer):
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
         *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
         fused: bool | None = None,
         weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
         weight_norm_floor: float = 0.35,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        if foreach and fused:
+        if common.get("foreach") and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        super().__init__(
-            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
-        )
+        super().__init__(params, locals())
 
     @classmethod
     @override
