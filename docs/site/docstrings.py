@@ -66,7 +66,7 @@ class Common:
         core = pkg["_core"]
         options, shared, every = (core["common"][name] for name in TYPES)
         self.docstring = every.docstring.value
-        self._types = {**shared.attributes, **every.attributes}
+        self._types = {**shared.members, **every.members}
         self._options = f"Unpack[{options.name}]"
         fields = ast.parse(str(core["schema"]["COMMON"].value), mode="eval").body
         self._defaults = _dict(core["schema"]["BESIDE"]) | {
@@ -81,7 +81,8 @@ class Common:
         if GATHERED not in [parameter.name for parameter in parameters]:
             return False
         del parameters[GATHERED]
-        own = [cls.members["_OWN_DEFAULTS"] for cls in (*item.mro(), item) if "_OWN_DEFAULTS" in cls.members]
+        classes = [*reversed(item.mro()), item]
+        own = [cls.members["_OWN_DEFAULTS"] for cls in classes if "_OWN_DEFAULTS" in cls.members]
         defaults = self._defaults | {key: value for each in own for key, value in _dict(each).items()}
         for key, attribute in self._types.items():
             if key not in [parameter.name for parameter in parameters]:
