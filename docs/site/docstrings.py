@@ -64,12 +64,12 @@ class Common:
     def __init__(self, pkg: griffe.Module) -> None:
         """Reads their types, and their defaults from the schema."""
         core = pkg["_core"]
-        options, shared, every = (core["common"][name] for name in TYPES)
+        options, shared, every = (core["signature"][name] for name in TYPES)
         self.docstring = every.docstring.value
         self._types = {**shared.members, **every.members}
         self._options = f"Unpack[{options.name}]"
         fields = ast.parse(str(core["schema"]["COMMON"].value), mode="eval").body
-        self._defaults = _dict(core["schema"]["BESIDE"]) | {
+        self._defaults = _dict(core["schema"]["ONLY_ARGUMENTS"]) | {
             key.value: ast.unparse(field.args[0]) if field.args else "None"
             for key, field in zip(fields.keys, fields.values, strict=True)
             if key is not None

@@ -4,6 +4,8 @@ mod block;
 mod hyper;
 pub mod matrices;
 pub mod options;
+#[cfg(test)]
+mod options_of_tests;
 mod param;
 mod state;
 pub mod storage;

@@ -1,6 +1,7 @@
 //! States: shapes, types, initial values, and which of their elements belong to a block.
 
-use super::{Code, DimSharding, ParamSpec, Side};
+use super::{Code, DimSharding, Options, ParamSpec, Side};
+use crate::error::Result;
 use crate::tensor::DType;
 
 /// Initial value of a state tensor.
@@ -99,6 +100,14 @@ impl StateSpec {
             coded: None,
             on_host: false,
         }
+    }
+
+    /// The counter of a group's steps, which is where the parameters are for graphs that count.
+    ///
+    /// # Errors
+    /// `Error::Value` when the group does not say which.
+    pub fn steps(options: &Options) -> Result<Self> {
+        Ok(Self { on_host: !options.capturable()?, ..Self::counter("step") })
     }
 
     /// A counter: one float32 element shared by all blocks.

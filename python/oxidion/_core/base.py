@@ -16,12 +16,12 @@ from typing_extensions import override
 
 from oxidion._core import (
     averages,
-    common,
     constructor,
     group_checks,
     loading,
     masters,
     schema,
+    signature,
     summary,
     validate,
 )
@@ -34,7 +34,7 @@ from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
-from oxidion._oxidion import Plan
+from oxidion._oxidion import Plan, set_defaults
 from oxidion._torch.compat import FLAT, PRIVATE, check_capture, disable_dynamo
 
 HOOKS = PRIVATE["torch.optim.Optimizer()"]
@@ -45,6 +45,7 @@ class OxOptimizer(Stepper, Optimizer):
     """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
 
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
+    `CommonOptions` describes the arguments of every class.
 
     Args:
         params: a model, whose parameters `param_groups` sorts; or parameters, groups (dicts with a key
@@ -69,6 +70,8 @@ class OxOptimizer(Stepper, Optimizer):
     _COMMUNICATES: ClassVar[bool] = True
     _TAKES_VECTORS: ClassVar[bool] = False
     _SCHEMA: ClassVar[dict[str, validate.Field]]
+    _ABSENT: ClassVar[Mapping[str, Any]] = {}
+    """Settings that the core reads for the class's algorithm and that its groups do not have, with values."""
     _OWN_DEFAULTS: ClassVar[Mapping[str, Any]] = {}
     """Defaults of common arguments that are not those of the schema."""
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
@@ -82,7 +85,10 @@ class OxOptimizer(Stepper, Optimizer):
         if "_MATRIX" in cls.__dict__ and "_COMMUNICATES" not in cls.__dict__:
             cls._COMMUNICATES = cls._MATRIX
         if "_ALGORITHM" in cls.__dict__:
-            OxOptimizer._registry.setdefault(cls._ALGORITHM, cls)
+            if OxOptimizer._registry.setdefault(cls._ALGORITHM, cls) is cls:
+                fields = schema.COMMON | cls._SCHEMA
+                usual = {key: field.default for key, field in fields.items()}
+                set_defaults(cls._ALGORITHM, {**usual, **cls._ABSENT})
             factor = next((key for key in schema.MOMENTA if key in cls._SCHEMA), None)
             if factor is not None:
                 cls._momenta[cls._ALGORITHM] = factor
@@ -96,7 +102,7 @@ class OxOptimizer(Stepper, Optimizer):
                 rename,
                 {*schema.COMMON, *cls._SCHEMA},
                 lambda: OxOptimizer._sorter,
-                common.gathered(cls._OWN_DEFAULTS),
+                signature.gathered(cls._OWN_DEFAULTS),
             )
 
     _init_states: bool = False
@@ -115,7 +121,7 @@ class OxOptimizer(Stepper, Optimizer):
             arguments: the ``locals()`` of a constructor; those that are group keys are the defaults.
         """
         group_checks.refuse_known(self._extra_keys, self._registry.values())
-        arguments = common.spread(arguments)
+        arguments = signature.spread(arguments)
         init_state, distributed_mesh = arguments["init_state"], arguments["distributed_mesh"]
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")

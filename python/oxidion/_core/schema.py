@@ -42,7 +42,7 @@ COMMON: dict[str, Field] = {
 names have "position", and so has a group with names that has loaded a checkpoint of one without.
 """
 
-BESIDE: dict[str, Any] = {"init_state": False, "distributed_mesh": None}
+ONLY_ARGUMENTS: dict[str, Any] = {"init_state": False, "distributed_mesh": None}
 """Defaults of the arguments of every class that are no group keys."""
 
 APART = {"weight_norm"}

@@ -16,7 +16,7 @@ from typing_extensions import override
 from oxidion import optim
 from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
-from oxidion._core.common import Params
+from oxidion._core.signature import Params
 from oxidion._dist import comm
 
 __all__ = [

@@ -14,9 +14,9 @@ from torch.optim.optimizer import ParamsT
 
 from oxidion._core import constructor, group_checks, schema
 from oxidion._core.base import OxOptimizer
-from oxidion._core.common import ModelOptions, Overrides
 from oxidion._core.constructor import SCALAR, nearest
 from oxidion._core.group_checks import listed
+from oxidion._core.signature import ModelOptions, Overrides
 from oxidion._core.validate import shown
 from oxidion.groups import algorithms, facts
 from oxidion.groups.kinds import Held, Kind, Model

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from oxidion._core.base import OxOptimizer
-from oxidion._core.common import ModelOptions
 from oxidion._core.constructor import EXTRA, OPTIONS, SCALAR, unknown
 from oxidion._core.group_checks import lacks_rank, listed
+from oxidion._core.signature import ModelOptions
 from oxidion._dist.comm import is_mesh
 from oxidion.groups import algorithms
 from oxidion.groups.facts import replicas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from oxidion._core.common import spread
+from oxidion._core.signature import spread
 from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
 from oxidion.optim._weight_norm import WeightNormOptimizer
@@ -69,6 +69,7 @@ class OrthonormalOptimizer(WeightNormOptimizer):
             and in the first step for a matrix of zeros, which has no norm to keep.
     """
 
+    _ABSENT: ClassVar[Mapping[str, Any]] = {"newton_schulz_func": None}
     _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from typing_extensions import Unpack, override
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._settings import WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
@@ -63,6 +64,12 @@ class AdamW(WeightNormOptimizer):
         "amsgrad": validate.flag(False),
         **WEIGHT_NORM_SCHEMA,
     }
+    _ABSENT: ClassVar[Mapping[str, Any]] = {
+        "decay_order": "torch",
+        "momentum_dtype": None,
+        "variance_dtype": None,
+        "seed": 0,
+    }  # settings of groups whose algorithm leaves parameters to AdamW
 
     def __init__(
         self,

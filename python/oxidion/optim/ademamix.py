@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 
 

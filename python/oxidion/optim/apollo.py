@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
 
@@ -46,13 +46,10 @@ class APOLLOAdamW(LowRankOptimizer):
         proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
             (columns), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").
-        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         owned_states: keep the moments of a weight with one process, its owner, where several would have the
             same: it sends the others the factors, and they share the memory. Call
             ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the projections and of stochastic rounding.
-        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
-            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import Unpack
 
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion.optim._low_rank import LowRankOptimizer
 from oxidion.optim.apollo import APOLLOAdamW
 

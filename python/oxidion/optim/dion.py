@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params, spread
+from oxidion._core.signature import CommonOptions, Params, spread
 from oxidion._dist.comm import check_same, read_meshes
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA

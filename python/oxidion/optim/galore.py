@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
 
@@ -55,8 +55,6 @@ class GaLoreAdamW(LowRankOptimizer):
             same: it sends the others what the projection turns back, and they share the memory. Call
             ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the sketches of ``svd="random"`` and of stochastic rounding.
-        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
-            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """

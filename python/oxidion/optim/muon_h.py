@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import Unpack
 
-from oxidion._core.common import Params, SharedOptions
 from oxidion._core.constructor import LEFT_OUT
+from oxidion._core.signature import Params, SharedOptions
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim.muon import Muon
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.common import Params, SharedOptions
 from oxidion._core.constructor import LEFT_OUT
+from oxidion._core.signature import Params, SharedOptions
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS, WEIGHT_NORM_SCHEMA

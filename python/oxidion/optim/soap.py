@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import Unpack, override
 
 from oxidion._core import validate
-from oxidion._core.common import CommonOptions, Params
 from oxidion._core.constructor import LEFT_OUT
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field, Word
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
@@ -107,7 +107,6 @@ class SOAP(WeightNormOptimizer):
         weight_norm: "free", "hyperball" (``lr`` is an angle, and ``weight_decay`` must be 0), "floor", or
             "row_floor", the same for each row. Parameters of fewer than two dimensions are free in any case.
         weight_norm_floor: the ``c`` of the floors.
-        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         seed: of the numbers that complete the first bases, and of stochastic rounding.
         state_dtype: dtype of M; None means float32. V is float32 (float64
             for float64 parameters).

@@ -73,9 +73,9 @@ class CommonOptions(SharedOptions, total=False):
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
             False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
-        state_dtype: dtype of moments, a ``torch.dtype`` or its name; None means float32, beside float64
+        state_dtype: dtype of moments, a ``torch.dtype`` or its name; None means float32, with float64
             parameters float64. In 16 bits they are rounded at random.
-        state_bits: 8 keeps moments as codes of one byte and a float32 scale for each block; else 32. Group
+        state_bits: 8 quantizes moments to one byte each, with a float32 scale for each block; else 32. Group
             keys without an argument: ``block_size`` (256 elements along the last dimension) and
             ``min_quant_numel`` (4096: smaller states keep ``state_dtype``). See docs/low-precision.md.
         stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
@@ -109,7 +109,7 @@ def gathered(own: Mapping[str, Any]) -> Gathered:
     Args:
         own: its defaults that are not those of the schema, by argument.
     """
-    defaults = {key: field.default for key, field in schema.COMMON.items()} | schema.BESIDE | {**own}
+    defaults = {key: field.default for key, field in schema.COMMON.items()} | schema.ONLY_ARGUMENTS | {**own}
     written, hints = CommonOptions.__annotations__, typing.get_type_hints(CommonOptions)
     parameters = tuple(
         inspect.Parameter(
