@@ -5,6 +5,7 @@ mod hyper;
 pub mod matrices;
 pub mod options;
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod options_of_tests;
 mod param;
 mod state;

@@ -28,3 +28,10 @@ fn parsed(value: &str) -> OptionValue {
             .unwrap_or_else(|_| panic!("{number} is no value")),
     }
 }
+
+#[test]
+fn setting_that_is_not_there_is_an_error_that_names_it() {
+    let error = Options::default().flag("strict").unwrap_err().to_string();
+    assert!(error.contains("has no 'strict'"), "{error}");
+    assert!(Options::of_tests().flag("strict").unwrap());
+}
