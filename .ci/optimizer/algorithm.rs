@@ -13,7 +13,7 @@ use crate::spec::{Hyper, Options, ParamSpec, StateSpec, StateStorage};
 
 pub(super) const ENTRY: Entry = Entry {
     name: ClassName::NAME,
-    options: &[&["cautious_wd"], &STORAGE],
+    options: &[&STORAGE],
     states: &[&[("momentum", "momentum_buffer")]],
     new: |options| Ok(Arc::new(ClassName::new(options)?)),
 };
@@ -26,7 +26,7 @@ struct ClassName {
 
 impl ClassName {
     fn new(options: &Options) -> Result<Self> {
-        Ok(Self { cautious: options.flag("cautious_wd")?, storage: StateStorage::from_options(options)? })
+        Ok(Self { cautious: options.cautious()?, storage: StateStorage::from_options(options)? })
     }
 }
 

@@ -20,6 +20,7 @@ from oxidion import _oxidion
 from oxidion._core import validate
 from oxidion._cuda.device import stream_of
 from oxidion._torch.compat import disable_dynamo
+from oxidion.optim._settings import ORTH_SCHEMA
 from oxidion.optim.muon import Muon
 
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
@@ -34,6 +35,9 @@ Coefficients = (
     | Sequence[Sequence[float]]
 )
 Method = Literal["auto", "standard", "gram"]
+
+_USUAL = {"newton_schulz_func": None, **{key: field.default for key, field in ORTH_SCHEMA.items()}}
+"""Settings of a group for which nothing was said."""
 
 
 def _given(x: Matrix) -> Matrix:
@@ -52,6 +56,7 @@ def _iterate(
         raise ValueError(f"method must be one of 'auto', 'standard', 'gram', got {method!r}")
     preset = "fast" if coefficients is None else "exact"
     settings = {
+        **_USUAL,
         "ns_coefficients": coefficients,
         "ns_steps": steps,
         "orth_method": method,
@@ -170,7 +175,7 @@ def polar(x: Matrix) -> Matrix:
         ValueError: for fewer than two dimensions.
         TypeError: for anything but real floating-point matrices.
     """
-    return _oxidion.orthonormalize(_given(x), {"orth_method": "svd"}, 0.0, stream_of(x))
+    return _oxidion.orthonormalize(_given(x), {**_USUAL, "orth_method": "svd"}, 0.0, stream_of(x))
 
 
 def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cqr") -> Matrix:

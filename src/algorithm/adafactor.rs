@@ -12,15 +12,8 @@ use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 7] = [
-    "beta1",
-    "capturable",
-    "scale_parameter",
-    "relative_step",
-    "warmup_init",
-    "cautious_wd",
-    "momentum_dtype",
-];
+pub(super) const OPTIONS: [&str; 5] =
+    ["beta1", "scale_parameter", "relative_step", "warmup_init", "momentum_dtype"];
 
 const SCALARS: [&str; 7] =
     ["lr?", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
@@ -61,12 +54,12 @@ pub(super) struct Adafactor {
 impl Adafactor {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            scale_parameter: options.flag_or("scale_parameter", true)?,
-            relative_step: options.flag_or("relative_step", true)?,
+            scale_parameter: options.flag("scale_parameter")?,
+            relative_step: options.flag("relative_step")?,
             warmup_init: options.flag("warmup_init")?,
-            cautious: options.flag("cautious_wd")?,
-            momentum: options.is_set("beta1"),
-            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
+            cautious: options.cautious()?,
+            momentum: options.is_set("beta1")?,
+            step: StateSpec::steps(options)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
         })

@@ -14,7 +14,7 @@ use crate::spec::{Code, Hyper, Options, ParamSpec, StateSpec, StateStorage};
 
 pub(super) const ENTRY: Entry = Entry {
     name: AdEMAMix::NAME,
-    options: &[&["capturable", "cautious_wd"], &STORAGE],
+    options: &[&STORAGE],
     states: &[&[("momentum", "exp_avg_fast"), ("slow_momentum", "exp_avg_slow"), ("variance", "exp_avg_sq")]],
     new: |options| Ok(Arc::new(AdEMAMix::new(options)?)),
 };
@@ -30,8 +30,8 @@ struct AdEMAMix {
 impl AdEMAMix {
     fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
-            cautious: options.flag("cautious_wd")?,
+            step: StateSpec::steps(options)?,
+            cautious: options.cautious()?,
             storage: StateStorage::from_options(options)?,
         })
     }

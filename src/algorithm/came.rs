@@ -15,7 +15,7 @@ use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 1] = ["momentum_dtype"];
 /// The authors' names of states.
 pub(super) const STATES: [(&str, &str); 3] =
     [("res_row", "exp_avg_res_row"), ("res_col", "exp_avg_res_col"), ("res_mean", "exp_avg_res_mean")];
@@ -55,8 +55,8 @@ pub(super) struct Came {
 impl Came {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
-            cautious: options.flag("cautious_wd")?,
+            step: StateSpec::steps(options)?,
+            cautious: options.cautious()?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
         })

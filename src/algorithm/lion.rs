@@ -14,7 +14,7 @@ use crate::tensor::DType;
 
 pub(super) const ENTRY: Entry = Entry {
     name: Lion::NAME,
-    options: &[&["cautious_wd", "momentum_dtype"], &STORAGE],
+    options: &[&["momentum_dtype"], &STORAGE],
     states: &[&[("momentum", "exp_avg")]],
     new: |options| Ok(Arc::new(Lion::new(options)?)),
 };
@@ -36,7 +36,7 @@ struct Lion {
 impl Lion {
     fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            cautious: options.flag("cautious_wd")?,
+            cautious: options.cautious()?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
         })

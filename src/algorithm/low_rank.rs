@@ -12,13 +12,12 @@ use crate::spec::{
 use crate::tensor::{DType, Lent};
 
 /// Option keys of these optimizers.
-pub(super) const OPTIONS: [&str; 9] = [
+pub(super) const OPTIONS: [&str; 8] = [
     "rank",
     "owned_states",
     "proj_type",
     "update_proj_gap",
     "decay_order",
-    "cautious_wd",
     "seed",
     "momentum_dtype",
     "variance_dtype",
@@ -65,7 +64,7 @@ pub(super) struct LowRank {
 
 impl LowRank {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let projection = match options.word("proj_type")?.unwrap_or("std") {
+        let projection = match options.word("proj_type")? {
             "std" => Projection::Std,
             "reverse_std" => Projection::Reverse,
             "left" => Projection::Left,
@@ -81,10 +80,10 @@ impl LowRank {
         Ok(Self {
             rank: options.optional_count("rank")?,
             projection,
-            gap: options.count("update_proj_gap", 200)?.max(1),
-            seed: options.count("seed", 0)? as u64,
+            gap: options.count("update_proj_gap")?.max(1),
+            seed: options.count("seed")? as u64,
             late: options.either("decay_order", "torch", "galore")?,
-            cautious: options.flag("cautious_wd")?,
+            cautious: options.cautious()?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
             storage: StateStorage::from_options(options)?,

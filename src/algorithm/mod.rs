@@ -268,8 +268,13 @@ fn table() -> impl Iterator<Item = &'static Entry> {
 /// The algorithms that leave some parameters to `adamw`.
 const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 
-/// Structural settings that the plan itself reads.
-const PLAN_OPTIONS: [&str; 8] = [
+/// The algorithm of what others leave.
+pub const FALLBACK: &str = "adamw";
+
+/// Structural settings of every group, of which the plan reads most itself.
+const COMMON: [&str; 10] = [
+    "capturable",
+    "cautious_wd",
     "average",
     "average_dtype",
     "strict",
@@ -284,9 +289,9 @@ const PLAN_OPTIONS: [&str; 8] = [
 /// them: it takes what other algorithms do not.
 #[must_use]
 pub fn option_keys(name: &str) -> Vec<&'static str> {
-    let read = table().filter(|e| e.name == name || e.name == "adamw");
+    let read = table().filter(|e| e.name == name || e.name == FALLBACK);
     let mut keys: Vec<_> =
-        read.flat_map(|e| e.options.iter().copied().flatten().copied()).chain(PLAN_OPTIONS).collect();
+        read.flat_map(|e| e.options.iter().copied().flatten().copied()).chain(COMMON).collect();
     keys.sort_unstable();
     keys.dedup();
     keys
@@ -326,12 +331,12 @@ pub fn build(name: &str, options: &Options) -> Result<AnyAlgorithm> {
 /// As `build`.
 pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'static str> {
     let found = entry(group)?;
-    if !options.flag_or("strict", true)? && p.shape.len() < 2 && !any_shape((found.new)(options)?.as_ref()) {
+    if !options.flag("strict")? && p.shape.len() < 2 && !any_shape((found.new)(options)?.as_ref()) {
         log::info!(target: "oxidion.plan", "{}: shape {:?} is no matrix, optimized by adamw", p.name, p.shape);
-        return Ok("adamw");
+        return Ok(FALLBACK);
     }
     if SELECTIVE.contains(&found.name) && !(found.new)(options)?.takes(p) {
-        return Ok("adamw");
+        return Ok(FALLBACK);
     }
     Ok(found.name)
 }

@@ -12,14 +12,13 @@ use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::orthogonality::{expected_orthogonality_error, orthogonality_error};
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
-use crate::spec::options::BFLOAT16_PRODUCTS;
 use crate::spec::{
     Block, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage, UnitShape,
 };
 use crate::tensor::{DType, product_dtype};
 
 /// Option keys, beside those of the matrices and of the orthonormalization.
-pub(super) const OPTIONS: [&str; 4] = ["adjust_lr", "cautious_wd", "orth_dtype", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 3] = ["adjust_lr", "orth_dtype", "momentum_dtype"];
 
 /// The scalars that all of them have, in this order. The second is the factor of the momentum.
 pub(super) const LR: usize = 0;
@@ -62,13 +61,13 @@ impl Orthonormal {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             view: Matrices::from_options(options)?,
-            cautious: options.flag("cautious_wd")?,
-            adjust: LrScale::parse(options.word("adjust_lr")?)?,
+            cautious: options.cautious()?,
+            adjust: LrScale::parse(options.optional_word("adjust_lr")?)?,
             orthonormalizer: Orthonormalizer::from_options(options)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
-            bfloat16: options.flag(BFLOAT16_PRODUCTS)? || kernels::multiplies_bf16(),
+            bfloat16: options.bfloat16_products || kernels::multiplies_bf16(),
             weight_norm: WeightNorm::new(options)?,
         })
     }

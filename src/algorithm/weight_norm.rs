@@ -72,17 +72,17 @@ impl WeightNorm {
     /// The constraint of these settings.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let rule = match options.word("weight_norm")? {
-            None | Some("free") => Rule::Free,
-            Some("hyperball") => Rule::Hyperball,
-            Some("floor") => Rule::Floor,
-            Some("row_floor") => Rule::RowFloor,
-            Some(other) => {
+            "free" => Rule::Free,
+            "hyperball" => Rule::Hyperball,
+            "floor" => Rule::Floor,
+            "row_floor" => Rule::RowFloor,
+            other => {
                 return Err(Error::Value(format!(
                     "weight_norm must be 'free', 'hyperball', 'floor' or 'row_floor', got '{other}'"
                 )));
             }
         };
-        Ok(Self { rule, least: options.real("weight_norm_floor", 0.35)?, seen: Mutex::default() })
+        Ok(Self { rule, least: options.real("weight_norm_floor")?, seen: Mutex::default() })
     }
 
     /// Tests whether it binds no weights at all.

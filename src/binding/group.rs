@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
 use tch::Tensor;
 
-use super::tensor;
-use crate::algorithm::{AnyAlgorithm, option_keys};
+use super::{defaults, tensor};
+use crate::algorithm::{AnyAlgorithm, FALLBACK, option_keys};
 use crate::error::Error;
 use crate::linalg::orthonormalizer::Function;
 use crate::plan::{GroupSpec, Place};
@@ -26,12 +26,25 @@ fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, P
         .ok_or_else(|| PyValueError::new_err(format!("the group has no '{key}', which its algorithm needs")))
 }
 
-/// Facts about a group that the plan reads.
+/// The value of a key of every group, or its default.
+fn common<'py>(group: &Bound<'py, PyDict>, key: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+    match group.get_item(key)? {
+        Some(value) => Ok(value),
+        None => defaults::find(group.py(), FALLBACK, key.to_str()?)?
+            .map_or_else(|| required(group, key.to_str()?), Ok),
+    }
+}
+
+/// Facts about a group that the plan reads. Keys that the group lacks have the defaults of its algorithm.
 pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     let mut options = Options::default();
     let algorithm: String = required(group, "algorithm")?.extract()?;
     for key in option_keys(&algorithm) {
-        if let Some(value) = group.get_item(key)? {
+        let value = match group.get_item(key)? {
+            Some(value) => Some(value),
+            None => defaults::find(group.py(), &algorithm, key)?,
+        };
+        if let Some(value) = value {
             options.insert(key, option(key, &value)?);
         }
     }
@@ -125,9 +138,9 @@ fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
 /// The live scalars of an algorithm, read from its group. Where its learning rate is a number that the device reads
 /// (`rate_read`), it is 1: what is proportional to it is for each unit of it.
 pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_read: bool) -> PyResult<Hyper> {
-    let average = group.get_item(intern!(group.py(), "average"))?;
+    let average = common(group, intern!(group.py(), "average"))?;
     // It decays the weights at which gradients are taken, before the step.
-    let decays = !average.is_some_and(|rule| rule.eq("schedule_free").unwrap_or(false));
+    let decays = !average.eq("schedule_free").unwrap_or(false);
     let value = |key: &&str| match *key {
         "weight_decay" if !decays => Ok(0.0),
         key if rate_read && key.starts_with("lr") => Ok(1.0),
@@ -138,9 +151,10 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_re
 
 /// The average of the weights of a group in a step, if it has one.
 pub(super) fn average(group: &Bound<'_, PyDict>) -> PyResult<Option<AverageStep>> {
-    let Some(word) = group.get_item(intern!(group.py(), "average"))?.filter(|word| !word.is_none()) else {
+    let word = common(group, intern!(group.py(), "average"))?;
+    if word.is_none() {
         return Ok(None);
-    };
+    }
     let lr = group.get_item(intern!(group.py(), "lr"))?.filter(|lr| !lr.is_none());
     if word.eq("ema")? {
         // The host does not wait for a rate on a device.
@@ -172,9 +186,8 @@ pub(super) fn rate_at(group: &Bound<'_, PyDict>, device: Device) -> PyResult<Opt
     if device == Device::Cpu {
         return Ok(None);
     }
-    let flag = group.get_item(intern!(group.py(), "capturable"))?;
     let Some(lr) = group.get_item(intern!(group.py(), "lr"))? else { return Ok(None) };
-    if !flag.map_or(Ok(false), |flag| flag.is_truthy())? || !tensor::is_plain(&lr)? {
+    if !common(group, intern!(group.py(), "capturable"))?.is_truthy()? || !tensor::is_plain(&lr)? {
         return Ok(None);
     }
     let rate = tensor::unpack(&lr, "lr")?;
@@ -237,16 +250,15 @@ fn spelled<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<(String, Boun
 
 /// Tests whether the group maximizes.
 pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
-    group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
+    common(group, intern!(group.py(), "maximize"))?.extract()
 }
 
 /// Tests whether random numbers of the group's parameters go by their positions, though they have names.
 pub(super) fn seeded_by_position(group: &Bound<'_, PyDict>) -> PyResult<bool> {
-    let by = group.get_item(intern!(group.py(), "seed_by"))?;
-    by.map_or(Ok(false), |by| Ok(by.extract::<&str>()? == "position"))
+    Ok(common(group, intern!(group.py(), "seed_by"))?.extract::<&str>()? == "position")
 }
 
-/// Number of steps that the group counts; 0 where it does not.
+/// Number of steps that the group counts.
 pub(super) fn step(group: &Bound<'_, PyDict>) -> PyResult<u64> {
-    group.get_item(intern!(group.py(), "step"))?.map_or(Ok(0), |v| v.extract())
+    common(group, intern!(group.py(), "step"))?.extract()
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value)] // pyo3 hands arguments over by value
 
 mod cuda;
+mod defaults;
 mod enter;
 mod error;
 mod functional;
@@ -29,6 +30,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::PySession>()?;
     module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
     module.add_function(wrap_pyfunction!(plan::state_names, module)?)?;
+    module.add_function(wrap_pyfunction!(defaults::set_defaults, module)?)?;
     module.add_function(wrap_pyfunction!(handles::axes_of, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_signs, module)?)?;

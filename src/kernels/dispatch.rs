@@ -5,9 +5,9 @@ use tch::Kind;
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Job, Op, Slot};
-use super::op::{Family, Pass};
 use super::libtorch;
 use super::libtorch::on_device;
+use super::op::{Family, Pass};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, to_i64};
 

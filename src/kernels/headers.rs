@@ -31,9 +31,7 @@ pub(super) fn stems(family: Family, encoded: bool) -> Vec<&'static str> {
 /// Headers by name that are written here.
 pub fn generated() -> &'static [(&'static str, String)] {
     static ALL: OnceLock<Vec<(&str, String)>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        FAMILIES.map(|(family, name, header, base)| (header, each(family, name, base))).into()
-    })
+    ALL.get_or_init(|| FAMILIES.map(|(family, name, header, base)| (header, each(family, name, base))).into())
 }
 
 /// The operations of a pass, and macros that name each of its kernels.

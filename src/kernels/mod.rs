@@ -1,22 +1,23 @@
 //! Fused passes over memory. One safe function per operation; every operand is a `FlatView`.
 
+mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda_stub.rs"]
 pub mod cuda;
-mod op;
 mod dispatch;
 mod formula;
 mod headers;
 mod libtorch;
+mod op;
 mod ops;
 mod print;
 #[cfg(feature = "cuda")]
 mod sources;
-mod backend;
 
+pub use backend::{Entered, Following, Tier, enter, follow, on_device};
 pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
 pub use cpu::gaussian::gaussian;
@@ -32,9 +33,9 @@ pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 #[cfg(not(feature = "cuda"))]
 pub use cuda::{enter_with, source_of, states, turn_off, turn_off_on};
-pub use op::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
+pub use op::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use ops::apply::{Apply, Decay};
 pub use ops::average::{Average, PutTogether, TakeApart};
 pub use ops::channels::{
@@ -72,4 +73,3 @@ pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, TemperTo, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::{enter_with, source_of, states, turn_off, turn_off_on};
-pub use backend::{Entered, Following, Tier, enter, follow, on_device};

@@ -19,7 +19,9 @@ impl<'t> Printed<'t> {
     fn new(kernel: &Kernel, tape: &'t Tape) -> Self {
         let count = tape.nodes.len();
         let mut is_needed = vec![false; count];
-        for at in written(kernel, tape).map(|(_, at)| at).chain(tape.summed.iter().flatten().flatten().copied()) {
+        for at in
+            written(kernel, tape).map(|(_, at)| at).chain(tape.summed.iter().flatten().flatten().copied())
+        {
             is_needed[at] = true;
         }
         for at in (0..count).rev() {
@@ -35,7 +37,10 @@ impl<'t> Printed<'t> {
             });
             is_flag.push(matches!(
                 node,
-                Node::Flag(_) | Node::Never | Node::Counts | Node::Binary(Binary::Less | Binary::AtLeast | Binary::Both, ..)
+                Node::Flag(_)
+                    | Node::Never
+                    | Node::Counts
+                    | Node::Binary(Binary::Less | Binary::AtLeast | Binary::Both, ..)
             ));
         }
         Self { tape, is_needed, is_of_element, is_flag }
@@ -127,7 +132,13 @@ impl<'t> Printed<'t> {
 
 /// Operands that a kernel writes, with their new elements.
 fn written<'t>(kernel: &'t Kernel, tape: &'t Tape) -> impl Iterator<Item = (usize, usize)> + 't {
-    kernel.operands.iter().zip(&tape.updated).enumerate().filter(|(_, (operand, _))| operand.writes).map(|(n, (_, at))| (n, *at))
+    kernel
+        .operands
+        .iter()
+        .zip(&tape.updated)
+        .enumerate()
+        .filter(|(_, (operand, _))| operand.writes)
+        .map(|(n, (_, at))| (n, *at))
 }
 
 /// The structure of a kernel's operation: constants of a job, and what is done with an element of each operand.
@@ -208,7 +219,11 @@ fn body(text: &mut String, kernel: &Kernel, printed: &Printed<'_>) {
         (true, false) => ("C", ", const C* row, const C* col"),
     };
     let is_const = if tape.summed.iter().any(Option::is_some) { "" } else { " const" };
-    let _ = writeln!(text, "\n    __device__ {returned} operator()(C (&x)[{}]{scales}){is_const} {{", kernel.operands.len());
+    let _ = writeln!(
+        text,
+        "\n    __device__ {returned} operator()(C (&x)[{}]{scales}){is_const} {{",
+        kernel.operands.len()
+    );
     for (at, node) in tape.nodes.iter().enumerate() {
         if printed.is_needed[at] && printed.is_of_element[at] && !matches!(node, Node::Narrow(_)) {
             let (kind, name) = (printed.kind(at), printed.name(at, true));
@@ -223,7 +238,11 @@ fn body(text: &mut String, kernel: &Kernel, printed: &Printed<'_>) {
     let term = |pair: [usize; 2]| {
         let wide = |at: usize| {
             let name = printed.name(at, true);
-            if kernel.sums_stored { format!("as_stored(stored, {name})") } else { format!("static_cast<double>({name})") }
+            if kernel.sums_stored {
+                format!("as_stored(stored, {name})")
+            } else {
+                format!("static_cast<double>({name})")
+            }
         };
         format!("{} * {}", wide(pair[0]), wide(pair[1]))
     };

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use super::cuda::{self, Entered, Source, Sources, State, When};
-use super::op::Family;
 use super::headers::{generated, stems};
+use super::op::Family;
 use super::ops::{columns::panel, symmetric::device as symmetric};
 use crate::error::{Error, Result};
 

@@ -86,9 +86,9 @@ impl Orthonormalizer {
     /// [`Error::Value`] for values of the wrong kind.
     pub fn from_options(options: &Options) -> Result<Self> {
         let fast = options.either("orth_preset", "exact", "fast")?;
-        let express = options.flag_or("use_polar_express", true)?;
+        let express = options.flag("use_polar_express")?;
         let name = options.name("ns_coefficients")?;
-        let rows = match (name, options.triple("ns_coefficients")) {
+        let rows = match (name, options.triple("ns_coefficients")?) {
             (Some(_), _) => None,
             (None, Some(row)) => Some(vec![row; STEPS_OF_ONE_TRIPLE]),
             (None, None) => options.triples("ns_coefficients")?,
@@ -109,7 +109,7 @@ impl Orthonormalizer {
             None => polynomial,
             Some(steps) => polynomial.with_steps(steps)?,
         };
-        let form = match options.word("orth_method")?.unwrap_or("auto") {
+        let form = match options.word("orth_method")? {
             "auto" => Some(Form::Auto),
             "standard" => Some(Form::Standard),
             "gram" => Some(Form::Gram),

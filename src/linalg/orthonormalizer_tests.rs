@@ -6,7 +6,7 @@ use super::*;
 use crate::spec::OptionValue;
 
 fn options(entries: &[(&str, OptionValue)]) -> Options {
-    let mut options = Options::default();
+    let mut options = Options::of_tests();
     for (key, value) in entries {
         options.insert(key, value.clone());
     }

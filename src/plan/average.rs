@@ -23,7 +23,7 @@ pub fn is_of_average(role: &str) -> bool {
 /// # Errors
 /// `Error::Value` for settings that are none.
 pub(super) fn states(p: &ParamSpec, options: &Options) -> Result<Vec<StateSpec>> {
-    let more: &[&str] = match options.word("average")? {
+    let more: &[&str] = match options.optional_word("average")? {
         None => return Ok(Vec::new()),
         Some("ema") => &[],
         Some("schedule_free") => &SCHEDULE_FREE,

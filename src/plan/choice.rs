@@ -24,14 +24,15 @@ pub(super) enum Choice {
 impl Choice {
     /// Reads the key `route` of a group.
     pub(super) fn of_group(options: &Options) -> Result<Self> {
-        Ok(match options.words("route")? {
-            None => Self::Auto,
-            Some(words) => match words.as_slice() {
-                [word] if word == "auto" => Self::Auto,
-                [word] if word == "gather" => Self::All,
-                [word] if word == "keep" => Self::Named(Vec::new()),
-                _ => Self::Named(words),
-            },
+        if !options.has("route") {
+            return Ok(Self::Auto); // the group's algorithm has no choice
+        }
+        let words = options.words("route")?;
+        Ok(match words.as_slice() {
+            [word] if word == "auto" => Self::Auto,
+            [word] if word == "gather" => Self::All,
+            [word] if word == "keep" => Self::Named(Vec::new()),
+            _ => Self::Named(words),
         })
     }
 

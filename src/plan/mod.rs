@@ -42,7 +42,6 @@ pub use verify::{Footprints, verify};
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
-use crate::spec::options::BFLOAT16_PRODUCTS;
 use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
 
@@ -59,9 +58,7 @@ impl GroupSpec {
     /// Structural settings of the group's parameters at a place.
     fn options_at(&self, place: Place) -> Options {
         let mut options = self.options.clone();
-        if place.device != Device::Cpu {
-            options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(place.bfloat16));
-        }
+        options.bfloat16_products = place.device != Device::Cpu && place.bfloat16;
         options
     }
 }
@@ -215,7 +212,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             let mut options = settings.options_at(place);
             if name != settings.algorithm {
                 // Weights that the group's algorithm does not take are free.
-                options.insert("weight_norm", OptionValue::None);
+                options.insert("weight_norm", OptionValue::Str("free".into()));
             }
             algorithms.push(algorithm::build(name, &options)?);
             names.push(key);

@@ -41,7 +41,7 @@ fn shape() -> impl Strategy<Value = Vec<usize>> {
 }
 
 fn group(algorithm: &str, limit: Option<i64>) -> GroupSpec {
-    let mut options = Options::default();
+    let mut options = Options::of_tests();
     options.insert("rank_fraction", OptionValue::Float(0.5));
     options.insert("rank", OptionValue::Int(2));
     options.insert("max_batch_bytes", limit.map_or(OptionValue::None, OptionValue::Int));

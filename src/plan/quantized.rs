@@ -152,7 +152,7 @@ fn check_blocks(p: &ParamSpec, block: usize, width: usize, blocks: &[Block]) -> 
 /// # Errors
 /// `Error::Value` for settings of the wrong kind.
 pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> {
-    let seed = options.count("seed", 0)? as u64;
+    let seed = options.count("seed")? as u64;
     Ok((p.dtype == DType::BF16 && options.flag("stochastic_rounding")?).then_some(seed))
 }
 
@@ -162,7 +162,7 @@ pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> 
 /// # Errors
 /// `Error::Value` for settings of the wrong kind.
 pub(super) fn round_states(states: &mut [LocalState], options: &Options) -> Result<()> {
-    let seed = options.count("seed", 0)? as u64;
+    let seed = options.count("seed")? as u64;
     let is_rounded = |state: &&mut LocalState| match state.spec.dtype {
         DType::BF16 | DType::F16 => state.spec.moment.is_some() || state.spec.role == AVERAGE,
         dtype => dtype.is_quantized(),
@@ -195,7 +195,7 @@ mod tests {
 
     /// The 8-bit state of a parameter and its scales, as they lie on a layout.
     fn laid_out(shape: &[usize], block: i64, layout: &Layout) -> Result<Vec<LocalState>> {
-        let mut options = Options::default();
+        let mut options = Options::of_tests();
         for (key, value) in [("state_bits", 8), ("block_size", block), ("min_quant_numel", 0)] {
             options.insert(key, crate::spec::OptionValue::Int(value));
         }

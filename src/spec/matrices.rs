@@ -46,7 +46,7 @@ impl Matrices {
         let num_heads = options.optional_count("num_heads")?.unwrap_or(1);
         let split_sizes = options.counts("split_sizes")?;
         let flatten = options.flag("flatten")?;
-        let split_dim = options.count("split_dim", 0)?;
+        let split_dim = options.count("split_dim")?;
         if split_dim > 1 {
             return Err(Error::Value(format!("split_dim must be 0 (rows) or 1 (columns), got {split_dim}")));
         }

@@ -4,6 +4,9 @@ mod block;
 mod hyper;
 pub mod matrices;
 pub mod options;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod options_of_tests;
 mod param;
 mod state;
 pub mod storage;

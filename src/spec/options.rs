@@ -65,213 +65,239 @@ impl PartialEq for Callback {
     }
 }
 
-/// Internal key, not one of a group: true if bfloat16 matrices are the fastest to multiply on the parameters' device.
-pub const BFLOAT16_PRODUCTS: &str = "bfloat16_products";
-
-/// The settings of one group by key; a key that the group lacks reads as not set.
+/// The settings of one group by key. Defaults belong to the Python classes: to read a key that is not there is an error.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options(BTreeMap<String, OptionValue>);
+pub struct Options {
+    values: BTreeMap<String, OptionValue>,
+    /// True if bfloat16 matrices are the fastest to multiply on the parameters' device. No key of a group.
+    pub bfloat16_products: bool,
+}
 
 impl Options {
     /// Records one setting.
     pub fn insert(&mut self, key: &str, value: OptionValue) {
-        self.0.insert(key.to_owned(), value);
+        self.values.insert(key.to_owned(), value);
     }
 
     /// Tests whether a setting is a function of the user.
     #[must_use]
     pub fn has_functions(&self) -> bool {
-        self.0.values().any(|value| matches!(value, OptionValue::Callback(_)))
+        self.values.values().any(|value| matches!(value, OptionValue::Callback(_)))
     }
 
-    fn get(&self, key: &str) -> &OptionValue {
-        self.0.get(key).unwrap_or(&OptionValue::None)
+    fn get(&self, key: &str) -> Result<&OptionValue> {
+        self.values.get(key).ok_or_else(|| {
+            Error::Value(format!("the group has no '{key}', and no class of Python has a default for it"))
+        })
     }
 
-    fn wrong<T>(&self, key: &str, wanted: &str) -> Result<T> {
-        Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
+    fn wrong<T>(key: &str, wanted: &str, got: &OptionValue) -> Result<T> {
+        Err(Error::Value(format!("{key} must be {wanted}, got {got:?}")))
     }
 
-    /// Tests whether the group sets the key to anything.
+    /// Tests whether the group's algorithm has the setting at all.
     #[must_use]
-    pub fn is_set(&self, key: &str) -> bool {
-        *self.get(key) != OptionValue::None
+    pub fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
     }
 
-    /// A flag; not set is false.
+    /// Tests whether the value of the key is other than None.
     ///
     /// # Errors
-    /// `Error::Value` when it is no flag.
+    /// `Error::Value` when the key is not there.
+    pub fn is_set(&self, key: &str) -> Result<bool> {
+        Ok(*self.get(key)? != OptionValue::None)
+    }
+
+    /// A flag.
+    ///
+    /// # Errors
+    /// `Error::Value` when the key is not there or its value is no flag.
     pub fn flag(&self, key: &str) -> Result<bool> {
-        self.flag_or(key, false)
-    }
-
-    /// A flag with a value for "not set".
-    ///
-    /// # Errors
-    /// `Error::Value` when it is no flag.
-    pub fn flag_or(&self, key: &str, unset: bool) -> Result<bool> {
-        match self.get(key) {
-            OptionValue::None => Ok(unset),
+        match self.get(key)? {
             OptionValue::Bool(b) => Ok(*b),
             OptionValue::Int(i @ (0 | 1)) => Ok(*i == 1),
-            _ => self.wrong(key, "True or False"),
+            other => Self::wrong(key, "True or False", other),
         }
     }
 
-    /// A word, `None` when it is not set.
+    /// True if the decay acts only where it points along the update.
     ///
     /// # Errors
-    /// `Error::Value` when it is no word.
-    pub fn word(&self, key: &str) -> Result<Option<&str>> {
-        match self.get(key) {
-            OptionValue::None => Ok(None),
-            OptionValue::Str(s) => Ok(Some(s)),
-            _ => self.wrong(key, "a string"),
+    /// As `flag`.
+    pub fn cautious(&self) -> Result<bool> {
+        self.flag("cautious_wd")
+    }
+
+    /// True if steps are counted where the parameters are, for graphs that count.
+    ///
+    /// # Errors
+    /// As `flag`.
+    pub fn capturable(&self) -> Result<bool> {
+        self.flag("capturable")
+    }
+
+    /// A word.
+    ///
+    /// # Errors
+    /// `Error::Value` when the key is not there or its value is no word.
+    pub fn word(&self, key: &str) -> Result<&str> {
+        match self.get(key)? {
+            OptionValue::Str(s) => Ok(s),
+            other => Self::wrong(key, "a string", other),
         }
     }
 
-    /// One word or several, `None` when it is not set.
+    /// A word, or None.
     ///
     /// # Errors
-    /// `Error::Value` when it is neither.
-    pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
-        match self.get(key) {
-            OptionValue::None => Ok(None),
-            OptionValue::Str(word) => Ok(Some(vec![word.clone()])),
-            OptionValue::Strs(words) => Ok(Some(words.clone())),
+    /// As `word`.
+    pub fn optional_word(&self, key: &str) -> Result<Option<&str>> {
+        Ok(if self.is_set(key)? { Some(self.word(key)?) } else { None })
+    }
+
+    /// One word or several.
+    ///
+    /// # Errors
+    /// `Error::Value` when the key is not there or its value is neither.
+    pub fn words(&self, key: &str) -> Result<Vec<String>> {
+        match self.get(key)? {
+            OptionValue::Str(word) => Ok(vec![word.clone()]),
+            OptionValue::Strs(words) => Ok(words.clone()),
             // An empty list has no kind.
-            OptionValue::Ints(numbers) if numbers.is_empty() => Ok(Some(Vec::new())),
-            _ => self.wrong(key, "a string or a list of strings"),
+            OptionValue::Ints(numbers) if numbers.is_empty() => Ok(Vec::new()),
+            other => Self::wrong(key, "a string or a list of strings", other),
         }
     }
 
-    /// Choice between two words: false for the first or not set, true for the second.
+    /// Choice between two words: false for the first, true for the second.
     ///
     /// # Errors
-    /// `Error::Value` for anything else.
+    /// `Error::Value` when the key is not there or its value is neither.
     pub fn either(&self, key: &str, first: &str, second: &str) -> Result<bool> {
         match self.word(key)? {
-            None => Ok(false),
-            Some(word) if word == first || word == second => Ok(word == second),
-            Some(other) => Err(Error::Value(format!("{key} must be '{first}' or '{second}', got '{other}'"))),
+            word if word == first || word == second => Ok(word == second),
+            other => Err(Error::Value(format!("{key} must be '{first}' or '{second}', got '{other}'"))),
         }
     }
 
-    /// A word, `None` when it is not set or another kind of value.
+    /// A word, `None` when the value is None or a list.
     ///
     /// # Errors
-    /// `Error::Value` for a flag or number.
+    /// `Error::Value` when the key is not there or its value is a flag or number.
     pub fn name(&self, key: &str) -> Result<Option<&str>> {
-        match self.get(key) {
+        match self.get(key)? {
             OptionValue::None | OptionValue::Ints(_) | OptionValue::Floats(_) | OptionValue::Rows(_) => {
                 Ok(None)
             }
             OptionValue::Str(s) => Ok(Some(s)),
-            _ => self.wrong(key, "a name or a list"),
+            other => Self::wrong(key, "a name or a list", other),
         }
     }
 
     /// One triple of real numbers, `None` for any other value.
-    #[must_use]
+    ///
+    /// # Errors
+    /// `Error::Value` when the key is not there.
     #[expect(clippy::cast_precision_loss, reason = "coefficients are small")]
-    pub fn triple(&self, key: &str) -> Option<[f64; 3]> {
-        match self.get(key) {
+    pub fn triple(&self, key: &str) -> Result<Option<[f64; 3]>> {
+        Ok(match self.get(key)? {
             OptionValue::Floats(v) => <[f64; 3]>::try_from(v.as_slice()).ok(),
             OptionValue::Ints(v) => <[i64; 3]>::try_from(v.as_slice()).ok().map(|v| v.map(|i| i as f64)),
             _ => None,
-        }
+        })
     }
 
-    /// A list of triples of real numbers, `None` when it is not set.
+    /// A list of triples of real numbers, or None.
     ///
     /// # Errors
-    /// `Error::Value` for anything else.
+    /// `Error::Value` when the key is not there or for anything else.
     pub fn triples(&self, key: &str) -> Result<Option<Vec<[f64; 3]>>> {
-        match self.get(key) {
+        let value = self.get(key)?;
+        match value {
             OptionValue::None => Ok(None),
             OptionValue::Ints(v) if v.is_empty() => Ok(Some(Vec::new())),
             OptionValue::Rows(rows) => rows
                 .iter()
                 .map(|row| {
                     <[f64; 3]>::try_from(row.as_slice())
-                        .or_else(|_| self.wrong(key, "a list of triples (a, b, c)"))
+                        .or_else(|_| Self::wrong(key, "a list of triples (a, b, c)", value))
                 })
                 .collect::<Result<Vec<_>>>()
                 .map(Some),
-            _ => self.wrong(key, "a list of triples (a, b, c)"),
+            _ => Self::wrong(key, "a list of triples (a, b, c)", value),
         }
     }
 
-    /// A function of the user, `None` when it is not set.
+    /// A function of the user, or None.
     ///
     /// # Errors
-    /// `Error::Type` for anything else.
+    /// `Error::Value` when the key is not there, `Error::Type` for anything else.
     pub fn callback(&self, key: &str) -> Result<Option<&Callback>> {
-        match self.get(key) {
+        match self.get(key)? {
             OptionValue::None => Ok(None),
             OptionValue::Callback(function) => Ok(Some(function)),
             other => Err(Error::Type(format!("{key} must be callable, got {other:?}"))),
         }
     }
 
-    /// A non-negative integer, `None` when it is not set.
+    /// A non-negative integer.
     ///
     /// # Errors
-    /// `Error::Value` when it is negative or no integer.
-    pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
-        match self.get(key) {
-            OptionValue::None => Ok(None),
-            OptionValue::Int(i) if *i >= 0 => {
-                usize::try_from(*i).map(Some).or_else(|_| self.wrong(key, "an integer >= 0"))
+    /// `Error::Value` when the key is not there or its value is negative or no integer.
+    pub fn count(&self, key: &str) -> Result<usize> {
+        let value = self.get(key)?;
+        match value {
+            OptionValue::Int(i) => {
+                usize::try_from(*i).or_else(|_| Self::wrong(key, "an integer >= 0", value))
             }
-            _ => self.wrong(key, "an integer >= 0"),
+            _ => Self::wrong(key, "an integer >= 0", value),
         }
     }
 
-    /// A non-negative integer with a value for "not set".
+    /// A non-negative integer, or None.
     ///
     /// # Errors
-    /// As `optional_count`.
-    pub fn count(&self, key: &str, unset: usize) -> Result<usize> {
-        Ok(self.optional_count(key)?.unwrap_or(unset))
+    /// As `count`.
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
+        Ok(if self.is_set(key)? { Some(self.count(key)?) } else { None })
     }
 
-    /// A list of non-negative integers; not set is empty.
+    /// A list of non-negative integers; that of None is empty.
     ///
     /// # Errors
-    /// `Error::Value` for anything else.
+    /// `Error::Value` when the key is not there or for anything else.
     pub fn counts(&self, key: &str) -> Result<Vec<usize>> {
-        match self.get(key) {
+        let value = self.get(key)?;
+        match value {
             OptionValue::None => Ok(Vec::new()),
             OptionValue::Ints(v) => v
                 .iter()
-                .map(|i| usize::try_from(*i).or_else(|_| self.wrong(key, "positive integers")))
+                .map(|i| usize::try_from(*i).or_else(|_| Self::wrong(key, "positive integers", value)))
                 .collect(),
-            _ => self.wrong(key, "a tuple of positive integers"),
+            _ => Self::wrong(key, "a tuple of positive integers", value),
         }
     }
 
-    /// A real number with a value for "not set".
+    /// A real number.
     ///
     /// # Errors
-    /// `Error::Value` when it is no number.
-    pub fn real(&self, key: &str, unset: f64) -> Result<f64> {
-        match self.get(key) {
-            OptionValue::None => Ok(unset),
+    /// `Error::Value` when the key is not there or its value is no number.
+    pub fn real(&self, key: &str) -> Result<f64> {
+        match self.get(key)? {
             OptionValue::Float(x) => Ok(*x),
             #[allow(clippy::cast_precision_loss)] // settings are small integers
             OptionValue::Int(i) => Ok(*i as f64),
-            _ => self.wrong(key, "a number"),
+            other => Self::wrong(key, "a number", other),
         }
     }
 
     /// A number in (0, 1].
     ///
     /// # Errors
-    /// `Error::Value` for anything else.
-    pub fn share(&self, key: &str, unset: f64) -> Result<f64> {
-        let share = self.real(key, unset)?;
+    /// `Error::Value` when the key is not there or for anything else.
+    pub fn share(&self, key: &str) -> Result<f64> {
+        let share = self.real(key)?;
         if share > 0.0 && share <= 1.0 {
             Ok(share)
         } else {
@@ -279,11 +305,11 @@ impl Options {
         }
     }
 
-    /// An element type by torch's name, `None` when it is not set or "auto".
+    /// An element type by torch's name, `None` when it is None or "auto".
     ///
     /// # Errors
-    /// `Error::Value` for another name.
+    /// `Error::Value` when the key is not there or for another name.
     pub fn dtype(&self, key: &str) -> Result<Option<DType>> {
-        self.word(key)?.filter(|name| *name != "auto").map(DType::parse).transpose()
+        self.optional_word(key)?.filter(|name| *name != "auto").map(DType::parse).transpose()
     }
 }

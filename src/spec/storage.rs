@@ -26,7 +26,7 @@ impl StateStorage {
     /// # Errors
     /// `Error::Value` for settings of the wrong kind, and for blocks of no power of two elements.
     pub fn from_options(options: &Options) -> Result<Self> {
-        let block = options.count("block_size", 256)?;
+        let block = options.count("block_size")?;
         if !block.is_power_of_two() || block > MOST_BLOCK {
             return Err(Error::Value(format!(
                 "block_size must be a power of two of at most {MOST_BLOCK}, got {block}"
@@ -34,9 +34,9 @@ impl StateStorage {
         }
         Ok(Self {
             dtype: options.dtype("state_dtype")?,
-            eight_bit: options.count("state_bits", 32)? == 8,
+            eight_bit: options.count("state_bits")? == 8,
             block,
-            least: options.count("min_quant_numel", 4096)?,
+            least: options.count("min_quant_numel")?,
         })
     }
 
@@ -82,5 +82,13 @@ impl StateSpec {
             }
         }
         self
+    }
+
+    /// The counter of a group's steps, which is where the parameters are for graphs that count.
+    ///
+    /// # Errors
+    /// `Error::Value` when the group does not say which.
+    pub fn steps(options: &Options) -> Result<Self> {
+        Ok(Self { on_host: !options.capturable()?, ..Self::counter("step") })
     }
 }

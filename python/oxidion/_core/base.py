@@ -14,7 +14,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import averages, constructor, group_checks, loading, masters, schema, summary, validate
+from oxidion._core import (
+    averages,
+    constructor,
+    group_checks,
+    loading,
+    masters,
+    schema,
+    signature,
+    summary,
+    validate,
+)
 from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve, stored
 from oxidion._core.stepper import Stepper
@@ -24,7 +34,7 @@ from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
-from oxidion._oxidion import Plan
+from oxidion._oxidion import Plan, set_defaults
 from oxidion._torch.compat import FLAT, PRIVATE, check_capture, disable_dynamo
 
 HOOKS = PRIVATE["torch.optim.Optimizer()"]
@@ -35,39 +45,12 @@ class OxOptimizer(Stepper, Optimizer):
     """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
 
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
+    `CommonOptions` describes the arguments of every class.
 
     Args:
         params: a model, whose parameters `param_groups` sorts; or parameters, groups (dicts with a key
             "params"), or pairs of names and parameters. With names random numbers come from the name, without
             them from the position.
-        cautious_wd: decay only where the update and the parameter agree in sign.
-        strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
-            False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
-        state_dtype: dtype of moments, a ``torch.dtype`` or its name; None means float32, beside float64
-            parameters float64. In 16 bits they are rounded at random.
-        state_bits: 8 keeps moments as codes of one byte and a float32 scale for each block; else 32. Group
-            keys without an argument: ``block_size`` (256 elements along the last dimension) and
-            ``min_quant_numel`` (4096: smaller states keep ``state_dtype``). See docs/low-precision.md.
-        stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
-            function of the group's ``seed``, the parameter, the step and the element.
-        master_weights: keep the float32 weights of bfloat16 parameters, at two more bytes each: the state
-            ``master_remainder`` has their low halves. No update is lost.
-        max_batch_bytes: bound, in bytes, on the workspace of the matrices that are handled together; None
-            means 2 MiB where no other process shares the work, else 32 MiB, on CUDA devices 256 MiB.
-        workspace_limit: bytes of workspace that the plan keeps to, or a float: this share of the device's
-            memory. Of several groups the least counts. None means the largest of 1 GiB, half of the bytes of
-            the parameters that are stored here, and what one matrix needs. A plan that would need more has
-            smaller buckets, then one in flight instead of two. See docs/planning.md.
-        maximize: ascend instead of descend.
-        foreach: accepted for compatibility; there is one implementation.
-        capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
-            Adafactor and CAME count their steps there, so that a captured step counts.
-        differentiable: must be False.
-        init_state: make the states of all parameters at once, also of groups that are added later, instead of
-            at the first step: ``state_dict()`` is then complete before it.
-        distributed_mesh: mesh or process group whose ranks hold copies and have equal gradients; with DDP its
-            ``process_group``. Work on whole matrices is split over it. It may be left out with DTensors, and
-            with a model in DDP: it is read from them.
         model_options: with a model, the arguments of `param_groups` by keyword, as ``scalar_lr``,
             ``head_lr``, ``overrides`` and ``summary``, and group keys. Pass ``model=`` where a framework
             supplies parameters or groups: only those are stepped, and keys of the groups override. Of them
@@ -87,6 +70,10 @@ class OxOptimizer(Stepper, Optimizer):
     _COMMUNICATES: ClassVar[bool] = True
     _TAKES_VECTORS: ClassVar[bool] = False
     _SCHEMA: ClassVar[dict[str, validate.Field]]
+    _ABSENT: ClassVar[Mapping[str, Any]] = {}
+    """Settings that the core reads for the class's algorithm and that its groups do not have, with values."""
+    _OWN_DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of common arguments that are not those of the schema."""
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
     _sorter: ClassVar[constructor.Sorter]
     """The sorting of models into groups, which `oxidion.groups` provides."""
@@ -98,7 +85,10 @@ class OxOptimizer(Stepper, Optimizer):
         if "_MATRIX" in cls.__dict__ and "_COMMUNICATES" not in cls.__dict__:
             cls._COMMUNICATES = cls._MATRIX
         if "_ALGORITHM" in cls.__dict__:
-            OxOptimizer._registry.setdefault(cls._ALGORITHM, cls)
+            if OxOptimizer._registry.setdefault(cls._ALGORITHM, cls) is cls:
+                fields = schema.COMMON | cls._SCHEMA
+                usual = {key: field.default for key, field in fields.items()}
+                set_defaults(cls._ALGORITHM, {**usual, **cls._ABSENT})
             factor = next((key for key in schema.MOMENTA if key in cls._SCHEMA), None)
             if factor is not None:
                 cls._momenta[cls._ALGORITHM] = factor
@@ -112,6 +102,7 @@ class OxOptimizer(Stepper, Optimizer):
                 rename,
                 {*schema.COMMON, *cls._SCHEMA},
                 lambda: OxOptimizer._sorter,
+                signature.gathered(cls._OWN_DEFAULTS),
             )
 
     _init_states: bool = False
@@ -122,18 +113,19 @@ class OxOptimizer(Stepper, Optimizer):
     _given_so_far: set[Tensor] | None = None
     """Parameters of the groups that the constructor has made; None when it is done."""
 
-    def __init__(
-        self,
-        params: Any,
-        defaults: dict[str, Any],
-        *,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-    ) -> None:
-        """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
+    def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
+        """Checks the arguments and builds the groups.
+
+        Args:
+            params: whatever torch's optimizers take.
+            arguments: the ``locals()`` of a constructor; those that are group keys are the defaults.
+        """
         group_checks.refuse_known(self._extra_keys, self._registry.values())
+        arguments = signature.spread(arguments)
+        init_state, distributed_mesh = arguments["init_state"], arguments["distributed_mesh"]
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")
+        defaults = schema.defaults(arguments, self._SCHEMA)
         self._refuse_differentiable(defaults)
         if distributed_mesh is not None:
             self._meshes = comm.read_meshes(("distributed_mesh", distributed_mesh, True))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 _REFERENCE = "Arguments that are not named here are those of "
 """Start of a sentence for readers of the source, untrue of a completed docstring."""
@@ -28,11 +28,34 @@ LEFT_OUT: Any = _LeftOut()
 OPTIONS = "model_options"
 """Name of the arguments of a constructor that say how the parameters of a model are sorted."""
 
+GATHERED = "common"
+"""Name by which a constructor gathers the arguments of every class, and those of `OPTIONS`."""
+
 EXTRA = "extra_keys"
 """Name of the argument for group keys of a user's own."""
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+"""Kinds of parameters that can be given by name."""
+
 SCALAR = "scalar_"
 """Prefix of the arguments for parameters that are no matrices."""
+
+
+class Gathered(NamedTuple):
+    """The arguments that a constructor gathers.
+
+    Attributes:
+        parameters: those of every class, with the defaults of this one.
+        options: those of `OPTIONS`.
+        hints: their types by name.
+        docstring: their descriptions.
+    """
+
+    parameters: tuple[inspect.Parameter, ...]
+    options: inspect.Parameter
+    hints: Mapping[str, Any]
+    docstring: str
+
 
 Rename = Callable[[dict[str, Any]], None]
 """Function that gives arguments, by name and in place, the names that the constructor reads."""
@@ -176,37 +199,64 @@ def complete(
     rename: Rename | None = None,
     keys: Iterable[str] = (),
     sorter: Callable[[], Sorter] | None = None,
+    gathered: Gathered | None = None,
 ) -> None:
     """Completes a class's docstring and has its constructor name what an unknown argument is nearest to.
 
-    ``inspect.signature`` and type checkers see the constructor as it is written.
+    A constructor that gathers the arguments of every class gets all of them, with their defaults;
+    ``inspect.signature`` names each. Type checkers see the constructor as it is written.
 
     Args:
         cls: a class with an ``__init__`` of its own; its docstring and constructor are replaced. One that
-            takes any keyword is left as it is, unless it gathers them as `OPTIONS`.
-        root: the base whose docstring is the last to be looked at.
+            takes any keyword is left as it is, unless it gathers them as `GATHERED`.
+        root: the base whose docstring is the last to be looked at, but that of the gathered arguments.
         words: arguments that are other words for an argument of another name.
         rename: gives them the names that the constructor reads; it raises where both were given.
         keys: of groups, for errors.
-        sorter: what turns a model into groups, for constructors that gather `OPTIONS`.
+        sorter: what turns a model into groups, for constructors that gather arguments.
+        gathered: the arguments that a constructor may gather.
     """
     init = cls.__dict__["__init__"]
     if not inspect.isfunction(init):
         return
-    code = init.__code__
-    count = code.co_argcount + code.co_kwonlyargcount
-    names = code.co_varnames[1:count]
-    options = code.co_varnames[count : count + bool(code.co_flags & inspect.CO_VARKEYWORDS)]
-    if options not in ((), (OPTIONS,)):
+    signature = inspect.signature(init)
+    gathers = gathered is not None and GATHERED in signature.parameters
+    if not gathers and any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return
+    made: Callable[..., None] = init
+    hints = init.__annotations__
+    described = [base.__doc__ for base in cls.__mro__[1 : cls.__mro__.index(root) + 1]]
+    if gathers and gathered is not None:
+        made, signature, hints = _filled(init, signature, gathered)
+        described.append(gathered.docstring)
+    arguments = list(signature.parameters)[1:]
     if "__doc__" in cls.__dict__ and cls.__doc__:
-        bases = cls.__mro__[1 : cls.__mro__.index(root) + 1]
-        documented = [base.__doc__ for base in bases if base.__doc__]
-        cls.__doc__ = completed(cls.__doc__, documented, (*names, *options))
-    made = _renamed(init, names, frozenset(words), rename or (lambda _: None))
-    if options and sorter is not None:
-        made = _prepared(made, names, sorter)
-    setattr(cls, "__init__", _checked(made, names, frozenset(keys), sorter if options else None))  # noqa: B010
+        cls.__doc__ = completed(cls.__doc__, list(filter(None, described)), arguments)
+    names = [name for name in arguments if signature.parameters[name].kind in _NAMED]
+    made = _renamed(made, names, frozenset(words), rename or (lambda _: None))
+    if gathers and sorter is not None:
+        usual = {name: signature.parameters[name].default for name in names if name != "params"}
+        made = _prepared(made, names, usual, sorter)
+    made = _checked(made, names, frozenset(keys), sorter if gathers else None)
+    made.__annotations__, made.__signature__ = hints, signature  # type: ignore[attr-defined]
+    setattr(cls, "__init__", made)  # noqa: B010
+
+
+def _filled(
+    init: Callable[..., None], signature: inspect.Signature, gathered: Gathered
+) -> tuple[Callable[..., None], inspect.Signature, dict[str, Any]]:
+    """A constructor that gets every gathered argument, with the signature and the types that name each."""
+    written = [each for name, each in signature.parameters.items() if name != GATHERED]
+    added = [each for each in gathered.parameters if each.name not in signature.parameters]
+    usual = {each.name: each.default for each in added}
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{**usual, **kwargs})
+
+    signature = signature.replace(parameters=[*written, *added, gathered.options])
+    hints = {name: hint for name, hint in init.__annotations__.items() if name != GATHERED}
+    return __init__, signature, hints | {name: gathered.hints[name] for name in (*usual, OPTIONS)}
 
 
 def unknown(
@@ -300,12 +350,13 @@ def _renamed(
 
 
 def _prepared(
-    init: Callable[..., None], names: Sequence[str], sorter: Callable[[], Sorter]
+    init: Callable[..., None],
+    names: Sequence[str],
+    usual: dict[str, Any],
+    sorter: Callable[[], Sorter],
 ) -> Callable[..., None]:
     """A constructor that takes a model in the place of parameters, and group keys of a user's own."""
     own = frozenset(names)
-    parameters = inspect.signature(init).parameters
-    usual = {name: parameters[name].default for name in names if name != "params"}
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

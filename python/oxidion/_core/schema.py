@@ -42,6 +42,9 @@ COMMON: dict[str, Field] = {
 names have "position", and so has a group with names that has loaded a checkpoint of one without.
 """
 
+ONLY_ARGUMENTS: dict[str, Any] = {"init_state": False, "distributed_mesh": None}
+"""Defaults of the arguments of every class that are no group keys."""
+
 APART = {"weight_norm"}
 """Keys of which a class's value is that of its own algorithm: embeddings beside matrices that keep their norm
 are free unless their group says otherwise."""

@@ -16,8 +16,8 @@ from typing_extensions import override
 from oxidion import optim
 from oxidion._core import schema, validate
 from oxidion._core.base import OxOptimizer
+from oxidion._core.signature import Params
 from oxidion._dist import comm
-from oxidion.optim._model_options import Params
 
 __all__ = [
     "CAME",

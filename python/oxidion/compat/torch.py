@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from oxidion import checkpoint, optim
-from oxidion.optim._model_options import Params
+from oxidion._core.signature import Params
 
 __all__ = ["Muon"]
 

@@ -16,13 +16,13 @@ from oxidion._core import constructor, group_checks, schema
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import SCALAR, nearest
 from oxidion._core.group_checks import listed
+from oxidion._core.signature import ModelOptions, Overrides
 from oxidion._core.validate import shown
 from oxidion.groups import algorithms, facts
 from oxidion.groups.kinds import Held, Kind, Model
 from oxidion.groups.settings import Request, Settings, check_values, identity
 from oxidion.groups.summary import ParamGroups, show, table
 from oxidion.optim import Algorithm
-from oxidion.optim._model_options import ModelOptions, Overrides
 
 logger = logging.getLogger("oxidion.groups")
 

@@ -11,12 +11,12 @@ from torch import nn
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import EXTRA, OPTIONS, SCALAR, unknown
 from oxidion._core.group_checks import lacks_rank, listed
+from oxidion._core.signature import ModelOptions
 from oxidion._dist.comm import is_mesh
 from oxidion.groups import algorithms
 from oxidion.groups.facts import replicas
 from oxidion.groups.matrices import param_groups
 from oxidion.groups.summary import ParamGroups
-from oxidion.optim._model_options import ModelOptions
 
 
 def is_option(key: str) -> bool:

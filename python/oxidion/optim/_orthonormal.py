@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from oxidion._core.schema import defaults
+from oxidion._core.signature import spread
 from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
 from oxidion.optim._weight_norm import WeightNormOptimizer
@@ -69,10 +69,12 @@ class OrthonormalOptimizer(WeightNormOptimizer):
             and in the first step for a matrix of zeros, which has no norm to keep.
     """
 
+    _ABSENT: ClassVar[Mapping[str, Any]] = {"newton_schulz_func": None}
     _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
         """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""
+        arguments = spread(arguments)
         self._meshes = read_meshes(
             ("distributed_mesh", arguments["distributed_mesh"], True), check=arguments["check_grad_sync"]
         )
@@ -80,6 +82,5 @@ class OrthonormalOptimizer(WeightNormOptimizer):
         method, coefficients = gram_settings(
             arguments["use_gram_newton_schulz"], arguments["orth_method"], arguments["ns_coefficients"]
         )
-        values = defaults(arguments, self._SCHEMA)
-        values |= {"orth_method": method, "ns_coefficients": coefficients}
-        super().__init__(params, values, init_state=arguments["init_state"])
+        arguments |= {"orth_method": method, "ns_coefficients": coefficients, "distributed_mesh": None}
+        super().__init__(params, arguments)

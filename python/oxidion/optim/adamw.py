@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack, override
 
 from oxidion._core import validate
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
-from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 
@@ -65,6 +64,12 @@ class AdamW(WeightNormOptimizer):
         "amsgrad": validate.flag(False),
         **WEIGHT_NORM_SCHEMA,
     }
+    _ABSENT: ClassVar[Mapping[str, Any]] = {
+        "decay_order": "torch",
+        "momentum_dtype": None,
+        "variance_dtype": None,
+        "seed": 0,
+    }  # settings of groups whose algorithm leaves parameters to AdamW
 
     def __init__(
         self,
@@ -75,30 +80,14 @@ class AdamW(WeightNormOptimizer):
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
         *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
         fused: bool | None = None,
         weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
         weight_norm_floor: float = 0.35,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        if foreach and fused:
+        if common.get("foreach") and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        super().__init__(
-            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
-        )
+        super().__init__(params, locals())
 
     @classmethod
     @override

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
-from oxidion.optim._model_options import ModelOptions, Params
 
 
 class APOLLOAdamW(LowRankOptimizer):
@@ -48,13 +46,10 @@ class APOLLOAdamW(LowRankOptimizer):
         proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
             (columns), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").
-        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         owned_states: keep the moments of a weight with one process, its owner, where several would have the
             same: it sends the others the factors, and they share the memory. Call
             ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the projections and of stochastic rounding.
-        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
-            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -83,24 +78,8 @@ class APOLLOAdamW(LowRankOptimizer):
         scale_type: Literal["channel", "tensor"] = "channel",
         proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
         decay_order: Literal["torch", "galore"] = "galore",
-        state_bits: Literal[8, 32] = 32,
         owned_states: bool = False,
         seed: int = 0,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
-        )
+        super().__init__(params, locals())

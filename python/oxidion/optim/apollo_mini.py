@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from oxidion._core.schema import defaults
-from oxidion.optim._model_options import ModelOptions, Params
+from oxidion._core.signature import CommonOptions, Params
+from oxidion.optim._low_rank import LowRankOptimizer
 from oxidion.optim.apollo import APOLLOAdamW
 
 
@@ -41,27 +40,8 @@ class APOLLOMini(APOLLOAdamW):
         scale_type: Literal["channel", "tensor"] = "tensor",
         proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
         decay_order: Literal["torch", "galore"] = "galore",
-        state_bits: Literal[8, 32] = 32,
         owned_states: bool = False,
         seed: int = 0,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            params,
-            **defaults(locals(), self._SCHEMA),
-            init_state=init_state,
-            distributed_mesh=distributed_mesh,
-        )
+        LowRankOptimizer.__init__(self, params, locals())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params, spread
 from oxidion._dist.comm import check_same, read_meshes
-from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
@@ -138,33 +136,19 @@ class Dion(WeightNormOptimizer):
         seed: int = 0,
         route: Literal["auto", "keep", "gather"] | tuple[str, ...] = "auto",
         check_grad_sync: bool = False,
-        cautious_wd: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
         replicate_mesh: Any = None,
         outer_shard_mesh: Any = None,
         inner_shard_mesh: Any = None,
         replicate_mesh_grad_sync: bool = True,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
         replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
-        if distributed_mesh is not None:
-            check_same("distributed_mesh", distributed_mesh, "replicate_mesh", replicate_mesh)
-            replicas = ("distributed_mesh", distributed_mesh, replicate_mesh is None or replicas[2])
+        if (mesh := common.get("distributed_mesh")) is not None:
+            check_same("distributed_mesh", mesh, "replicate_mesh", replicate_mesh)
+            replicas = ("distributed_mesh", mesh, replicate_mesh is None or replicas[2])
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
-        values = defaults(locals(), self._SCHEMA) | {"oversample": rcqr_oversample}
+        values = spread(locals()) | {"oversample": rcqr_oversample, "distributed_mesh": None}
         keys = ("momentum_dtype", "Q_dtype", "variance_dtype")
         values |= {k: validate.dtype_name(getattr(config, k), k) for k in keys}
-        super().__init__(params, values, init_state=init_state)
+        super().__init__(params, values)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
-from oxidion.optim._model_options import ModelOptions, Params
 
 
 class GaLoreAdamW(LowRankOptimizer):
@@ -56,13 +55,12 @@ class GaLoreAdamW(LowRankOptimizer):
             same: it sends the others what the projection turns back, and they share the memory. Call
             ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the sketches of ``svd="random"`` and of stochastic rounding.
-        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
-            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
     _ALGORITHM = "galore_adamw"
+    _OWN_DEFAULTS: ClassVar[Mapping[str, Any]] = {"state_bits": 8}
     _SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
         "scale": validate.number(0.25),
@@ -88,26 +86,10 @@ class GaLoreAdamW(LowRankOptimizer):
         decay_order: Literal["torch", "galore"] = "torch",
         rotate_moments: bool = False,
         stagger: bool = False,
-        state_bits: Literal[8, 32] = 8,
         block_size: Literal[8, 16, 32, 64, 128, 256, 512] = 256,
         min_quant_numel: int = 4096,
         owned_states: bool = False,
         seed: int = 0,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
-        )
+        super().__init__(params, locals())

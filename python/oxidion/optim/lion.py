@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
-from oxidion.optim._model_options import ModelOptions, Params
 
 
 class Lion(OxOptimizer):
@@ -45,23 +43,6 @@ class Lion(OxOptimizer):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        *,
-        cautious_wd: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            params, defaults(locals(), self._SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
-        )
+        super().__init__(params, locals())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core.constructor import LEFT_OUT
-from oxidion.optim._model_options import ModelOptions, Params
+from oxidion._core.signature import Params, SharedOptions
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim.muon import Muon
 
@@ -80,19 +79,6 @@ class MuonH(Muon):
         weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "hyperball",
         weight_norm_floor: float = 0.35,
         check_grad_sync: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[SharedOptions],
     ) -> None:
         OrthonormalOptimizer.__init__(self, params, locals())

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.constructor import LEFT_OUT
+from oxidion._core.signature import Params, SharedOptions
 from oxidion._core.validate import Field
-from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS, WEIGHT_NORM_SCHEMA
 
@@ -91,19 +90,6 @@ class NorMuon(OrthonormalOptimizer):
         weight_norm_floor: float = 0.35,
         norm_scope: Literal["global", "shard"] = "global",
         check_grad_sync: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[SharedOptions],
     ) -> None:
         super().__init__(params, locals())

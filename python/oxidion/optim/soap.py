@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
 from oxidion._core.constructor import LEFT_OUT
-from oxidion._core.schema import defaults
+from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field, Word
-from oxidion.optim._model_options import ModelOptions, Params
 from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
 from oxidion.optim._weight_norm import WeightNormOptimizer
 
@@ -93,7 +91,6 @@ class SOAP(WeightNormOptimizer):
         weight_norm: "free", "hyperball" (``lr`` is an angle, and ``weight_decay`` must be 0), "floor", or
             "row_floor", the same for each row. Parameters of fewer than two dimensions are free in any case.
         weight_norm_floor: the ``c`` of the floors.
-        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         seed: of the numbers that complete the first bases, and of stochastic rounding.
         state_dtype: dtype of M; None means float32. V is float32 (float64
             for float64 parameters).
@@ -145,23 +142,9 @@ class SOAP(WeightNormOptimizer):
         weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
         weight_norm_floor: float = 0.35,
         seed: int = 0,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        cautious_wd: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        master_weights: bool = False,
-        init_state: bool = False,
-        distributed_mesh: Any = None,
-        **model_options: Unpack[ModelOptions],
+        **common: Unpack[CommonOptions],
     ) -> None:
-        values = defaults(locals(), self._SCHEMA)
+        values = dict(locals())
         if shampoo_beta == -1:  # the authors' word for None
             values["shampoo_beta"] = None
-        super().__init__(params, values, init_state=init_state, distributed_mesh=distributed_mesh)
+        super().__init__(params, values)

@@ -39,8 +39,8 @@ impl AdamH {
         if weight_norm.is_free() {
             return Ok(None);
         }
-        for key in ["amsgrad", "capturable"] {
-            if options.flag(key)? {
+        for (key, is_set) in [("amsgrad", options.flag("amsgrad")?), ("capturable", options.capturable()?)] {
+            if is_set {
                 return Err(Error::Value(format!("{key} needs weight_norm='free'")));
             }
         }

@@ -19,7 +19,7 @@ use crate::tensor::{DType, FlatView};
 pub(super) const ENTRY: Entry = Entry {
     name: AdamW::NAME,
     options: &[
-        &["amsgrad", "capturable", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"],
+        &["amsgrad", "decay_order", "momentum_dtype", "variance_dtype"],
         &weight_norm::OPTIONS,
         &STORAGE,
     ],
@@ -62,8 +62,8 @@ impl AdamW {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
-            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
-            cautious: options.flag("cautious_wd")?,
+            step: StateSpec::steps(options)?,
+            cautious: options.cautious()?,
             late: options.either("decay_order", "torch", "galore")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,

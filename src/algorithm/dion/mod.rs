@@ -23,9 +23,8 @@ use crate::spec::{
 };
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 14] = [
+pub(super) const OPTIONS: [&str; 13] = [
     "adjust_lr",
-    "cautious_wd",
     "momentum_dtype",
     "Q_dtype",
     "orth_dtype",
@@ -103,17 +102,17 @@ pub(super) struct Dion {
 impl Dion {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            rank_fraction: options.share("rank_fraction", 1.0)?,
-            rank_multiple_of: options.count("rank_multiple_of", 1)?.max(1),
-            power_iters: options.count("power_iters", 1)?.max(1),
+            rank_fraction: options.share("rank_fraction")?,
+            rank_multiple_of: options.count("rank_multiple_of")?.max(1),
+            power_iters: options.count("power_iters")?.max(1),
             orthonormal: options.either("right_factor", "column", "orthonormal")?,
-            qr_method: QrMethod::parse(options.word("qr_method")?.unwrap_or("rcqr"))?,
-            cqr_warmup_steps: options.count("cqr_warmup_steps", 150)?,
-            oversample: options.real("oversample", 1.25)?,
-            seed: options.count("seed", 0)? as u64,
-            cautious: options.flag("cautious_wd")?,
+            qr_method: QrMethod::parse(options.word("qr_method")?)?,
+            cqr_warmup_steps: options.count("cqr_warmup_steps")?,
+            oversample: options.real("oversample")?,
+            seed: options.count("seed")? as u64,
+            cautious: options.cautious()?,
             view: Matrices::from_options(options)?,
-            adjust: LrScale::parse(options.word("adjust_lr")?)?,
+            adjust: LrScale::parse(options.optional_word("adjust_lr")?)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,

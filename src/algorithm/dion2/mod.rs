@@ -60,7 +60,7 @@ impl Selection {
 impl Dion2 {
     pub(super) fn new(options: &Options) -> Result<Self> {
         let global = options.either("selection_scope", "local", "global")?;
-        let fraction = options.share("fraction", 0.25)?;
+        let fraction = options.share("fraction")?;
         Ok(Self { common: Orthonormal::new(options)?, fraction, global, neuron: None })
     }
 

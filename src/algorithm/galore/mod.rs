@@ -67,7 +67,7 @@ pub(super) struct GaLore {
 
 impl GaLore {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let svd = match options.word("svd")?.unwrap_or("gram") {
+        let svd = match options.word("svd")? {
             "gram" => Svd::Gram,
             "exact" => Svd::Exact,
             "random" => Svd::Random,

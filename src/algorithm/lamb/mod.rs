@@ -13,13 +13,11 @@ use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 9] = [
-    "capturable",
+pub(super) const OPTIONS: [&str; 7] = [
     "debias",
     "always_adapt",
     "grad_averaging",
     "max_grad_norm",
-    "cautious_wd",
     "momentum_dtype",
     "variance_dtype",
     "trust_clip",
@@ -74,10 +72,10 @@ pub(super) struct Lamb {
 impl Lamb {
     pub(super) fn new(options: &Options) -> Result<Self> {
         let debias = match options.word("debias")? {
-            None | Some("moments") => Debias::Moments,
-            Some("step") => Debias::Step,
-            Some("none") => Debias::None,
-            Some(other) => {
+            "moments" => Debias::Moments,
+            "step" => Debias::Step,
+            "none" => Debias::None,
+            other => {
                 return Err(Error::Value(format!(
                     "debias must be 'moments', 'step' or 'none', got '{other}'"
                 )));
@@ -86,10 +84,10 @@ impl Lamb {
         Ok(Self {
             debias,
             always_adapt: options.flag("always_adapt")?,
-            averaging: options.flag_or("grad_averaging", true)?,
-            clips: options.is_set("max_grad_norm"),
-            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
-            cautious: options.flag("cautious_wd")?,
+            averaging: options.flag("grad_averaging")?,
+            clips: options.is_set("max_grad_norm")?,
+            step: StateSpec::steps(options)?,
+            cautious: options.cautious()?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
             storage: StateStorage::from_options(options)?,

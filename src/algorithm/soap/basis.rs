@@ -41,7 +41,7 @@ pub(in crate::algorithm) struct Bases {
 
 impl Bases {
     pub(in crate::algorithm) fn new(options: &Options, gathers: bool) -> Result<Self> {
-        let sides = match options.word("sides")?.unwrap_or("both") {
+        let sides = match options.word("sides")? {
             "both" => Sides::Both,
             "short" => Sides::Short,
             "unsharded" => Sides::Unsharded,
@@ -51,7 +51,8 @@ impl Bases {
                 )));
             }
         };
-        let (view, merges) = (Matrices::from_options(options)?, options.flag("merge_dims")?);
+        let (view, merges) =
+            (Matrices::from_options(options)?, options.has("merge_dims") && options.flag("merge_dims")?);
         if merges && (view.flatten || view.splits().is_some()) {
             return Err(Error::Value(
                 "merge_dims excludes flatten, num_heads and split_sizes: give one of them".into(),
@@ -62,10 +63,10 @@ impl Bases {
             merges,
             owned: options.flag("owned_states")?,
             sides,
-            longest: options.count("max_precondition_dim", 10_000)?,
-            frequency: options.count("precondition_frequency", 10)?.max(1),
+            longest: options.count("max_precondition_dim")?,
+            frequency: options.count("precondition_frequency")?.max(1),
             gathers,
-            seed: options.count("seed", 0)? as u64,
+            seed: options.count("seed")? as u64,
             warned: Warned::new(
                 "oxidion.soap",
                 "the gradient is not finite, or its factors do not decompose; its old bases are kept",

@@ -3,8 +3,8 @@
 use super::Soap;
 use super::basis::Bases;
 use super::layout::{
-    APPLY, BASES, COPY, FACTORS, GRADIENT, KEEP, LOAD, NORM, REFRESH, SINCE_BUFFER, SQUARES, STEP,
-    TAKE, TURNS, UPDATE, other,
+    APPLY, BASES, COPY, FACTORS, GRADIENT, KEEP, LOAD, NORM, REFRESH, SINCE_BUFFER, SQUARES, STEP, TAKE,
+    TURNS, UPDATE, other,
 };
 use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Side, UnitShape};

@@ -26,8 +26,7 @@ pub(super) use muon::SoapMuon;
 pub(super) const BASIS: [&str; 5] =
     ["sides", "max_precondition_dim", "precondition_frequency", "seed", "owned_states"];
 /// Option keys of SOAP itself.
-pub(super) const OPTIONS: [&str; 5] =
-    ["correct_bias", "normalize_grads", "decay_order", "cautious_wd", "merge_dims"];
+pub(super) const OPTIONS: [&str; 4] = ["correct_bias", "normalize_grads", "decay_order", "merge_dims"];
 /// Option keys of SOAP-Muon itself.
 pub(super) const MUON: [&str; 2] = ["denom_power", "orth_norm"];
 
@@ -56,10 +55,10 @@ impl Soap {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             bases: Bases::new(options, false)?,
-            correct_bias: options.flag_or("correct_bias", true)?,
+            correct_bias: options.flag("correct_bias")?,
             normalize: options.flag("normalize_grads")?,
             late: !options.either("decay_order", "galore", "torch")?,
-            cautious: options.flag("cautious_wd")?,
+            cautious: options.cautious()?,
             storage: StateStorage::from_options(options)?,
             weight_norm: WeightNorm::new(options)?,
         })

@@ -63,7 +63,7 @@ impl SoapMuon {
             bases: Bases::new(options, true)?,
             common: Orthonormal::new(options)?,
             storage: StateStorage::from_options(options)?,
-            power: options.real("denom_power", 0.5)?,
+            power: options.real("denom_power")?,
             schatten,
         })
     }

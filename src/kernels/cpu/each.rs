@@ -50,7 +50,8 @@ pub(in crate::kernels) fn alike<'a, C, const R: usize, const W: usize>(
 
 impl<F: Formula<N, R, W>, const N: usize, const R: usize, const W: usize> Op<N, R, W> for F {
     const ORDER: [Slot; N] = F::KERNEL.order::<N>();
-    type Constants<C: Real> = (<F as Formula<N, R, W>>::Constants<C>, <F as Formula<N, R, W>>::Constants<f64>);
+    type Constants<C: Real> =
+        (<F as Formula<N, R, W>>::Constants<C>, <F as Formula<N, R, W>>::Constants<f64>);
 
     #[inline(always)]
     fn constants<C: Real>(&self, job: usize) -> Self::Constants<C> {

@@ -42,7 +42,13 @@ impl<'p> Args<'p> {
     /// Carries the formula out on the operands.
     pub(super) fn run(&self, operands: &[Value]) -> Result<Left> {
         let tape = (self.pass.declared.tape)();
-        let mut run = Run { args: self, tape, operands, done: tape.nodes.iter().map(|_| None).collect(), uses: Vec::new() };
+        let mut run = Run {
+            args: self,
+            tape,
+            operands,
+            done: tape.nodes.iter().map(|_| None).collect(),
+            uses: Vec::new(),
+        };
         run.uses = run.count_uses()?;
         for at in 0..tape.nodes.len() {
             if run.uses[at] > 0 && run.done[at].is_none() {
@@ -53,7 +59,8 @@ impl<'p> Args<'p> {
         }
         let value = |at: usize| run.done[at].clone().ok_or_else(no_number);
         let updated = self.pass.declared.operands.iter().zip(&tape.updated).zip(operands);
-        let updated = updated.map(|((operand, at), old)| if operand.writes { value(*at) } else { Ok(old.clone()) });
+        let updated =
+            updated.map(|((operand, at), old)| if operand.writes { value(*at) } else { Ok(old.clone()) });
         let summed = tape.summed.iter().map(|pair| match pair {
             Some([a, b]) => Ok(Some([value(*a)?, value(*b)?])),
             None => Ok(None),

@@ -6,9 +6,9 @@ use tch::{Kind, Tensor};
 use super::value::Value::{Known, There};
 use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
+use crate::kernels::backend::followed_rate;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Chosen, Move, Sliced};
-use crate::kernels::backend::followed_rate;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, to_i64};
 

@@ -59,7 +59,8 @@ impl Formula<2, 1, 1> for Average {
 }
 
 impl Formula<2, 0, 2> for TakeApart {
-    const KERNEL: &'static Kernel = kernel!(Elementwise take_apart = TakeApart [y: update param, z: update param]);
+    const KERNEL: &'static Kernel =
+        kernel!(Elementwise take_apart = TakeApart [y: update param, z: update param]);
     type Constants<V: Num> = [V; 3];
 
     #[inline(always)]

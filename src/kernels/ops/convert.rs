@@ -25,7 +25,8 @@ operation! {
 pub(in crate::kernels) const DECLARED: Declared = &[Convert::KERNEL, Count::KERNEL];
 
 impl Formula<2, 1, 1> for Convert {
-    const KERNEL: &'static Kernel = kernel!(Elementwise convert = Convert [x: read unsigned, y: write signed]);
+    const KERNEL: &'static Kernel =
+        kernel!(Elementwise convert = Convert [x: read unsigned, y: write signed]);
     type Constants<V: Num> = V;
 
     #[inline(always)]

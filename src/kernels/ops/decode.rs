@@ -10,9 +10,9 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::kernels::cpu::Job;
 use crate::kernels::cpu::rows::{RowPass, Stack, rows as rows_on_cpu};
-use crate::kernels::op::RowPassCall;
 use crate::kernels::dispatch::{common, no_kernel};
 use crate::kernels::libtorch::on_device;
+use crate::kernels::op::RowPassCall;
 use crate::kernels::ops::convert::Convert;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 

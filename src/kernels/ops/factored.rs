@@ -182,8 +182,8 @@ pub trait RowFormula<const N: usize, const R: usize, const W: usize>: Operation 
 }
 
 /// Records the formula of a kernel.
-pub(in crate::kernels) fn record<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize>() -> Tape
-{
+pub(in crate::kernels) fn record<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize>()
+-> Tape {
     Tape::record(|x: &mut [Expr; N]| {
         let constants = F::constants::<Expr>(F::recorded(), &Own::recorded());
         let scales = std::array::from_fn(|s| [push(Node::RowScale(s)), push(Node::ColScale(s))]);
@@ -244,7 +244,8 @@ impl<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize> Row
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let moments = RowFormula::scales(self).map(|scales| scales.iter().map(|scales| scales.moments).collect());
+        let moments =
+            RowFormula::scales(self).map(|scales| scales.iter().map(|scales| scales.moments).collect());
         Some(self.call(F::KERNEL).over_rows(moments))
     }
 }

@@ -4,11 +4,11 @@
 use super::apply::Apply;
 use super::convert::Convert;
 use crate::error::Result;
+use crate::kernels::backend::followed_rate;
 use crate::kernels::cuda;
-use crate::kernels::op::{Formula as _, Operation as _};
 use crate::kernels::dispatch::{frozen, run_there};
 use crate::kernels::libtorch::value::Value::{self, Known};
-use crate::kernels::backend::followed_rate;
+use crate::kernels::op::{Formula as _, Operation as _};
 use crate::tensor::Device;
 
 /// Has libtorch compute on a device with scalars of the step, each given with true if it is proportional to the learning

@@ -50,6 +50,11 @@ pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
     let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();
     // Who works on a device has no other memory, whatever place a tensor's own is.
-    crate::kernels::dispatch::fold_there(&SumOfSquares { factor: 1.0 }.call(SumOfSquares::KERNEL), 1.0, &jobs, &places)?;
+    crate::kernels::dispatch::fold_there(
+        &SumOfSquares { factor: 1.0 }.call(SumOfSquares::KERNEL),
+        1.0,
+        &jobs,
+        &places,
+    )?;
     Ok(squares)
 }

@@ -81,7 +81,8 @@ impl Formula<3, 1, 2> for Whiten {
 }
 
 impl Formula<2, 0, 2> for Temper {
-    const KERNEL: &'static Kernel = kernel!(Elementwise temper = Temper [y: update plain, v: update unsigned]);
+    const KERNEL: &'static Kernel =
+        kernel!(Elementwise temper = Temper [y: update plain, v: update unsigned]);
     type Constants<V: Num> = ([V; 2], V);
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The loops over the tiles of a product, and what is done with a tile that is complete.
 
-use crate::kernels::formula::Num as _;
 use super::Outcome;
 use super::types::{Call, MOST, Mirror, Number, Tile};
+use crate::kernels::formula::Num as _;
 
 /// Panels of rows that one task multiplies with a panel of columns.
 const CHUNK: usize = 24;

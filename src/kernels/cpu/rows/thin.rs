@@ -24,7 +24,8 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
     }
     let height = TILE / cols;
     let (mut by_row, mut by_col) = ([[C::default(); TILE]; SCALES], [[C::default(); TILE]; SCALES]);
-    let ([mut summed, mut terms], mut wide): ([Tile<C>; 2], _) = ([[C::default(); TILE]; 2], vec![0.0_f64; cols]);
+    let ([mut summed, mut terms], mut wide): ([Tile<C>; 2], _) =
+        ([[C::default(); TILE]; 2], vec![0.0_f64; cols]);
     let (mut reads, mut writes) = scratch::<C, R, W>(operands);
     let (mut done, mut matrix) = (0, None);
     while done < task.count {

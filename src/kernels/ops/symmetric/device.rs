@@ -3,12 +3,12 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
+use crate::kernels::backend::Tier;
 use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, ordinal, scratch, size};
 use crate::kernels::cuda::driver::{Boxes, Grid, TensorMap, tensor_map};
 use crate::kernels::cuda::sources::When;
 use crate::kernels::cuda::table::to_i32;
 use crate::kernels::ops::symmetric::measured::{ProductClass, measured};
-use crate::kernels::backend::Tier;
 use crate::tensor::{DType, Device, address_of, is_emulated, to_i64};
 
 /// Bytes of shared memory of a block.

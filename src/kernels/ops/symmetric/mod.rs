@@ -8,10 +8,10 @@ use tch::{Kind, Tensor};
 
 use crate::error::Result;
 #[cfg(feature = "cuda")]
+use crate::kernels::backend::Tier;
+#[cfg(feature = "cuda")]
 use crate::kernels::cuda::facts;
 use crate::kernels::libtorch::on_device;
-#[cfg(feature = "cuda")]
-use crate::kernels::backend::Tier;
 use crate::tensor::Device;
 
 pub use measured::{ProductClass, set_measured};
