@@ -9,7 +9,7 @@ use super::apply::Rule;
 use super::declare::{kernel, operation};
 use super::factors::Factors;
 use crate::kernels::cpu::convert::load;
-use crate::kernels::cpu::each::{alike, gather, products, scatter};
+use crate::kernels::cpu::each::{gather, length, products, scatter};
 use crate::kernels::cpu::isa;
 use crate::kernels::cpu::reduce::values;
 use crate::kernels::cpu::rows::{At, RowPass, SCALES};
@@ -193,45 +193,47 @@ pub(in crate::kernels) fn record<F: RowFormula<N, R, W>, const N: usize, const R
 
 impl<F: RowFormula<N, R, W>, const N: usize, const R: usize, const W: usize> RowPass<N, R, W> for F {
     const ORDER: [Slot; N] = F::KERNEL.order::<N>();
+    type Constants<C: Real> = F::Constants<C>;
+
+    #[inline(always)]
+    fn constants<C: Real>(&self, job: usize) -> F::Constants<C> {
+        F::constants::<C>(self.scalars(), &self.own(job))
+    }
 
     #[inline(always)]
     fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
         let all = RowFormula::scales(self);
-        std::array::from_fn(|s| if s < F::SCALED_BY { all[s][at.job].from(at) } else { [&[] as &[C]; 2] })
+        let mut found: [[&[C]; 2]; SCALES] = [[&[]; 2]; SCALES];
+        for s in 0..F::SCALED_BY {
+            found[s] = all[s][at.job].from(at);
+        }
+        found
     }
 
     #[inline(always)]
     fn elements<C: Real, const BY_ROW: bool>(
         &self,
-        job: usize,
+        constants: &F::Constants<C>,
         read: [&[C]; R],
         write: [&mut [C]; W],
-        scales: [[&[C]; 2]; SCALES],
+        mut scales: [[&[C]; 2]; SCALES],
         [summed, terms]: [&mut [C]; 2],
     ) -> f64 {
-        let constants = F::constants::<C>(self.scalars(), &self.own(job));
-        let (len, read, mut write) = alike(read, write);
-        let ([summed, terms], one) = ([&mut summed[..len], &mut terms[..len]], C::of(1.0));
-        let scales: [[&[C]; 2]; SCALES] = std::array::from_fn(|s| {
-            if s < F::SCALED_BY {
-                let [row, col] = scales[s];
-                [if BY_ROW { &row[..1] } else { &row[..len] }, &col[..len]]
-            } else {
-                [&[] as &[C]; 2]
-            }
-        });
+        let len = length(&read, &write);
+        let (summed, terms) = (&mut summed[..len], &mut terms[..len]);
+        for s in 0..F::SCALED_BY {
+            let [row, col] = scales[s];
+            scales[s] = [if BY_ROW { &row[..1] } else { &row[..len] }, &col[..len]];
+        }
         let mut sums_terms = false;
         for at in 0..len {
-            let mut x = gather(&<Self as RowPass<N, R, W>>::ORDER, &read, &write, at);
-            let own = std::array::from_fn(|s| {
-                if s < F::SCALED_BY {
-                    [scales[s][0][if BY_ROW { 0 } else { at }], scales[s][1][at]]
-                } else {
-                    [one; 2]
-                }
-            });
-            let [by_row, own] = F::update::<C>(&constants, &mut x, own);
-            scatter(&<Self as RowPass<N, R, W>>::ORDER, &mut write, at, &x);
+            let mut x = gather!(<Self as RowPass<N, R, W>>::ORDER, read, write, at);
+            let mut own = [[C::default(); 2]; SCALES];
+            for s in 0..F::SCALED_BY {
+                own[s] = [scales[s][0][if BY_ROW { 0 } else { at }], scales[s][1][at]];
+            }
+            let [by_row, own] = F::update::<C>(constants, &mut x, own);
+            scatter!(<Self as RowPass<N, R, W>>::ORDER, write, at, x);
             if let Some([a, b]) = by_row {
                 summed[at] = a * b;
             }

@@ -66,6 +66,11 @@ pub(crate) const SCALES: usize = 2;
 pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];
+    /// Numbers that all elements of a job have in common.
+    type Constants<C: Real>;
+
+    /// Computes the constants of a job.
+    fn constants<C: Real>(&self, job: usize) -> Self::Constants<C>;
 
     /// Scales by row, from this one on, and by column of a matrix; empty where the pass has none.
     fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES];
@@ -75,7 +80,7 @@ pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// the job's sum.
     fn elements<C: Real, const BY_ROW: bool>(
         &self,
-        job: usize,
+        constants: &Self::Constants<C>,
         read: [&[C]; R],
         write: [&mut [C]; W],
         scales: [[&[C]; 2]; SCALES],
@@ -312,6 +317,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
     let wanted = if task.sums_cols { cols } else { 0 };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
     let (mut reads, mut writes) = scratch::<C, R, W>(operands);
+    let constants = pass.constants::<C>(task.job);
     let [mut summed, mut terms] = [[C::default(); TILE]; 2];
     let sums_rows = !row_sums.is_empty() || task.sums_cols;
     let (mut done, mut unflushed) = (0, 0);
@@ -339,7 +345,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
                 let scales = pass.scales::<C>(At { row: first.row + r, ..first });
                 let scales = scales.map(|[row, cols]| [row, cols.get(col..col + len).unwrap_or(&[])]);
                 let work = |read: [&[C]; R], write: [&mut [C]; W]| {
-                    pass.elements::<C, true>(task.job, read, write, scales, [&mut summed, &mut terms])
+                    pass.elements::<C, true>(&constants, read, write, scales, [&mut summed, &mut terms])
                 };
                 left.total += tile(tiles, (&mut reads, &mut writes), work);
                 if sums_rows {

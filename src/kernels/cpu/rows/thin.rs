@@ -23,6 +23,7 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
         return;
     }
     let height = TILE / cols;
+    let constants = pass.constants::<C>(task.job);
     let (mut by_row, mut by_col) = ([[C::default(); TILE]; SCALES], [[C::default(); TILE]; SCALES]);
     let ([mut summed, mut terms], mut wide): ([Tile<C>; 2], _) =
         ([[C::default(); TILE]; 2], vec![0.0_f64; cols]);
@@ -50,7 +51,7 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
             write: operands.write.each_mut().map(|x| x.part(start, len)),
         };
         let work = |read: [&[C]; R], write: [&mut [C]; W]| {
-            pass.elements::<C, false>(task.job, read, write, scales, [&mut summed[..len], &mut terms[..len]])
+            pass.elements::<C, false>(&constants, read, write, scales, [&mut summed[..len], &mut terms[..len]])
         };
         left.total += tile(tiles, (&mut reads, &mut writes), work);
         if !row_sums.is_empty() {
