@@ -61,11 +61,13 @@ impl Bases {
                 )));
             }
         };
-        let mutual = options.either("variant", "soap", "kl")?;
+        // SOAPMuon has neither this nor merged dimensions.
+        let mutual = options.has("variant") && options.either("variant", "soap", "kl")?;
         if mutual && !matches!(sides, Sides::Both) {
             return Err(Error::Value("variant='kl' needs sides='both': there is no one-sided KL".into()));
         }
-        let (view, merges) = (Matrices::from_options(options)?, options.flag("merge_dims")?);
+        let view = Matrices::from_options(options)?;
+        let merges = options.has("merge_dims") && options.flag("merge_dims")?;
         if merges && (view.flatten || view.splits().is_some()) {
             return Err(Error::Value(
                 "merge_dims excludes flatten, num_heads and split_sizes: give one of them".into(),
