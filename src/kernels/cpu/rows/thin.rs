@@ -51,7 +51,13 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
             write: operands.write.each_mut().map(|x| x.part(start, len)),
         };
         let work = |read: [&[C]; R], write: [&mut [C]; W]| {
-            pass.elements::<C, false>(&constants, read, write, scales, [&mut summed[..len], &mut terms[..len]])
+            pass.elements::<C, false>(
+                &constants,
+                read,
+                write,
+                scales,
+                [&mut summed[..len], &mut terms[..len]],
+            )
         };
         left.total += tile(tiles, (&mut reads, &mut writes), work);
         if !row_sums.is_empty() {
