@@ -103,7 +103,6 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
 FILES = crate_graph()
 STILL = {
     ("kernels", "backend"),
-    ("kernels", "libtorch"),
 }
 """Files that close the one circle left, of ``src/kernels``: operations name their formulas by libtorch, and
 these name the operations. It goes when the modules of ``kernels`` are put in order."""

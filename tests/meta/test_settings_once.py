@@ -23,7 +23,6 @@ from .sources import PACKAGE, ROOT, python_files, relative, rust_files
 MOST = 8
 #: Keys that more files name, with how many. The naive steps of verify() read settings on their own.
 MORE = {
-    "average": 9,
     "block_size": 9,
     "capturable": 12,
     "cautious_wd": 12,

@@ -5,10 +5,9 @@ use std::cell::{Cell, RefCell};
 
 use tch::Tensor;
 
-use super::device::scratch;
 use super::driver::{self, Function, Grid, Node, Stream};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Device, FlatView};
+use crate::tensor::FlatView;
 
 /// A launch in a graph.
 #[derive(Clone, Copy, Debug)]
@@ -112,8 +111,11 @@ pub(in super::super) fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> 
 }
 
 /// Returns memory for `count` float64 scalars of a step that is captured for replays: a replay has the same memory. None
-/// where no such step is captured or replayed, and in work that a replay repeats as it was captured.
-pub(in super::super) fn live_numbers(count: usize, device: Device) -> Result<Option<FlatView<'static>>> {
+/// where no such step is captured or replayed, and in work that a replay repeats as it was captured. `room` allocates it.
+pub(in super::super) fn live_numbers(
+    count: usize,
+    room: impl FnOnce() -> Result<(Tensor, FlatView<'static>)>,
+) -> Result<Option<FlatView<'static>>> {
     let known = MODE.with_borrow_mut(|mode| match mode {
         Some(Mode::Set { tape, next_numbers, .. }) => {
             let found = tape.numbers.get(*next_numbers).filter(|numbers| numbers.len() == count).copied();
@@ -126,7 +128,7 @@ pub(in super::super) fn live_numbers(count: usize, device: Device) -> Result<Opt
     if known.is_some() || !notes || FROZEN.get() {
         return Ok(known);
     }
-    let (memory, numbers) = scratch(count, DType::F64, device)?;
+    let (memory, numbers) = room()?;
     HELD.with_borrow_mut(|held| held.push(memory));
     MODE.with_borrow_mut(|mode| {
         if let Some(Mode::Note(tape)) = mode {

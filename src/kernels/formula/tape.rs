@@ -9,7 +9,7 @@ use super::{Num, Own};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expr(pub(in crate::kernels) usize);
 
-/// How a number of a tape is made.
+/// Origin of a number of a tape.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) enum Node {
     /// A constant.

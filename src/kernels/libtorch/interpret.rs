@@ -201,7 +201,12 @@ impl Run<'_> {
             },
             Binary::Less => a.below(&b),
             Binary::AtLeast => b.at_most(&a),
-            Binary::Both => b.choose(&a, &Known(0.0)),
+            Binary::Both => match (a, b) {
+                (Known(x), other) | (other, Known(x)) if x != 0.0 => other,
+                (Known(_), _) | (_, Known(_)) => Known(0.0),
+                // Of answers the product is yes where both are.
+                (a, b) => a * b,
+            },
         }
     }
 }

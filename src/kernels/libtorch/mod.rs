@@ -1,14 +1,8 @@
 //! Operations on memory of a device by libtorch, on torch's current stream, where this package has no kernel or does not use
 //! it.
 
-pub(in crate::kernels) mod channels;
-pub(in crate::kernels) mod columns;
 mod encoded;
-pub(in crate::kernels) mod factors;
 mod interpret;
-pub(in crate::kernels) mod neurons;
-pub(in crate::kernels) mod random;
-pub(in crate::kernels) mod slices;
 pub(in crate::kernels) mod value;
 
 use tch::{Kind, Tensor};
@@ -43,7 +37,7 @@ macro_rules! on_device {
 pub(in crate::kernels) use on_device;
 
 /// The type of arithmetic on operands.
-fn arithmetic(wide: bool) -> Kind {
+pub(in crate::kernels) fn arithmetic(wide: bool) -> Kind {
     if wide { Kind::Double } else { Kind::Float }
 }
 
@@ -53,7 +47,7 @@ fn is_wide(operands: &[FlatView]) -> bool {
 }
 
 /// The numbers of an operand, in the type of the arithmetic.
-fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
+pub(in crate::kernels) fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
     let stored = x.tensor(&[x.len()])?;
     match x.encoding() {
         None if x.dtype().is_quantized() => {
@@ -68,14 +62,14 @@ fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
 }
 
 /// Writes numbers to an operand as it is stored.
-fn store(x: &FlatView, numbers: &Tensor) -> Result<()> {
+pub(in crate::kernels) fn store(x: &FlatView, numbers: &Tensor) -> Result<()> {
     let mut stored = x.tensor(&[x.len()])?.shallow_clone();
     let numbers = numbers.f_reshape([-1])?;
     if x.is_encoded() { encoded::encode(x, &mut stored, &numbers) } else { Ok(stored.f_copy_(&numbers)?) }
 }
 
 /// The numbers of a matrix, in the type of the arithmetic. One that is encoded is decoded before (`ops::decode`).
-fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
+pub(in crate::kernels) fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
     if x.is_encoded() {
         return Err(Error::Internal("a matrix that was not decoded".into()));
     }
@@ -83,7 +77,7 @@ fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
 }
 
 /// Writes a matrix. One that is encoded is encoded after (`ops::decode`).
-fn store_matrix(x: &MatrixView<'_>, numbers: &Tensor) -> Result<()> {
+pub(in crate::kernels) fn store_matrix(x: &MatrixView<'_>, numbers: &Tensor) -> Result<()> {
     if x.is_encoded() {
         return Err(Error::Internal("a matrix that would not be encoded".into()));
     }
@@ -149,7 +143,7 @@ pub(super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Re
 }
 
 /// Numbers one after the other, to float64 memory.
-fn write_numbers(to: &FlatView, numbers: &[Value]) -> Result<()> {
+pub(in crate::kernels) fn write_numbers(to: &FlatView, numbers: &[Value]) -> Result<()> {
     let mut stored = to.tensor(&[to.len()])?.shallow_clone();
     for (at, number) in (0..).zip(numbers) {
         stored.f_select(0, at)?.f_copy_(&number.tensor(&stored)?)?;

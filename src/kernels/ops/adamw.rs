@@ -107,6 +107,7 @@ impl Formula<4, 1, 3> for AdamW<'_> {
     }
 
     #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
     fn update<V: Num>(k: &AdamWConstants<V>, x: &mut [V; 4]) -> [[V; 2]; 0] {
         let [p, g, m, v] = *x;
         let [m, v] = k.moments([g, m, v]);
@@ -126,6 +127,7 @@ impl Formula<5, 1, 4> for AdamW<'_> {
     }
 
     #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
     fn update<V: Num>(k: &AdamWConstants<V>, x: &mut [V; 5]) -> [[V; 2]; 0] {
         let [p, g, m, v, largest] = *x;
         let [m, v] = k.moments([g, m, v]);

@@ -2,7 +2,6 @@
 
 use super::factors::{Clipping, Factors, Rates, UpdateSums, count};
 use crate::error::Result;
-use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView};
 
@@ -18,7 +17,7 @@ impl Clipping {
             on_device!(
                 super::factors::SOURCES;
                 super::factors::device::update_factors(self, rates, sums, factors.left()),
-                else libtorch::factors::update_factors(self, rates, sums, factors.left())
+                else super::factors::fallback::update_factors(self, rates, sums, factors.left())
             )?;
             return Ok(factors);
         }

@@ -100,6 +100,7 @@ macro_rules! operation {
             kind: std::marker::PhantomData<W>,
         }
 
+        #[allow(clippy::expl_impl_clone_on_copy)] // a derived one would ask more of the flags
         impl<W: crate::kernels::formula::Num> Clone for $scalars<W> {
             fn clone(&self) -> Self {
                 *self

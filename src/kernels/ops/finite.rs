@@ -3,8 +3,8 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
+use crate::kernels::cpu;
 use crate::kernels::dispatch::frozen;
-use crate::kernels::{cpu, libtorch};
 use crate::tensor::{Device, FlatView, FlatViewMut, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.
@@ -13,7 +13,7 @@ use crate::tensor::{Device, FlatView, FlatViewMut, MatrixView};
 /// `Error::Cuda` where the device refuses it.
 pub fn clear_without_basis(all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     if all.first().is_some_and(|(_, out)| out.device() != Device::Cpu) {
-        return frozen(|| libtorch::channels::clear_without_basis(all));
+        return frozen(|| super::channels::fallback::clear_without_basis(all));
     }
     let without = |basis: &MatrixView<'_>| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
     all.iter_mut().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())

@@ -4,12 +4,12 @@
 use super::apply::Apply;
 use super::convert::Convert;
 use crate::error::Result;
-use crate::kernels::backend::followed_rate;
+use crate::kernels::backend::{self, followed_rate};
 use crate::kernels::cuda;
 use crate::kernels::dispatch::{frozen, run_there};
 use crate::kernels::libtorch::value::Value::{self, Known};
 use crate::kernels::op::{Formula as _, Operation as _};
-use crate::tensor::Device;
+use crate::tensor::{DType, Device};
 
 /// Has libtorch compute on a device with scalars of the step, each given with true if it is proportional to the learning
 /// rate. Everything else that `work` uses must be the same in all steps.
@@ -19,7 +19,8 @@ pub(in crate::kernels) fn live(
     work: impl FnOnce(&[Value]) -> Result<()>,
 ) -> Result<()> {
     let count = numbers.len();
-    let Some(memory) = cuda::live_numbers(count + 1, device)? else {
+    let Some(memory) = cuda::live_numbers(count + 1, || backend::scratch(count + 1, DType::F64, device))?
+    else {
         let rate = followed_rate()?;
         let scaled = |(number, per_rate): &(f64, bool)| {
             if *per_rate { Known(*number) * &rate } else { Known(*number) }

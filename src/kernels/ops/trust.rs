@@ -2,7 +2,6 @@
 
 use super::factors::{Debias, Factors, Steps, Trust};
 use crate::error::Result;
-use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView};
 
@@ -26,7 +25,7 @@ impl Trust {
             on_device!(
                 super::factors::SOURCES;
                 super::factors::device::lamb_factors(self, steps, norms, group, factors.left()),
-                else libtorch::factors::lamb_factors(self, steps, norms, group, factors.left())
+                else super::factors::fallback::lamb_factors(self, steps, norms, group, factors.left())
             )?;
             return Ok(factors);
         };

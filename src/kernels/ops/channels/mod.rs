@@ -1,11 +1,11 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
+pub(in crate::kernels) mod fallback;
 mod host;
 
 use super::live::live;
 use crate::error::Result;
 use crate::kernels::dispatch::frozen;
-use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
@@ -86,7 +86,7 @@ pub fn channel_squares(all: &mut [Projected<'_>]) -> Result<()> {
     }
     let sums = all.iter().map(|one| (one.low.view(), one.channels.factors.view()));
     let sums: Vec<_> = sums.collect();
-    on_device!(&["select.cu"]; crate::kernels::ops::slices::device::line_sums(side, false, &sums), else libtorch::slices::line_sums(side, false, &sums))
+    on_device!(&["select.cu"]; crate::kernels::ops::slices::device::line_sums(side, false, &sums), else crate::kernels::ops::slices::fallback::line_sums(side, false, &sums))
 }
 
 /// `|N| / (|γR| + 1e-8)` of each channel, of N and of what [`channel_squares`] left of R; or where the channels have one
@@ -103,9 +103,7 @@ pub fn channel_ratios(grad_factor: f64, all: &mut [Projected<'_>]) -> Result<()>
             }
             Ok(())
         }
-        Some(device) => {
-            live(device, &[(grad_factor.abs(), false)], |size| libtorch::channels::ratios(&size[0], all))
-        }
+        Some(device) => live(device, &[(grad_factor.abs(), false)], |size| fallback::ratios(&size[0], all)),
     }
 }
 
@@ -122,7 +120,7 @@ pub fn channel_totals(all: &mut [(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => frozen(|| libtorch::channels::totals(all)),
+        Some(Device::Cuda(_)) => frozen(|| fallback::totals(all)),
     }
 }
 
@@ -150,7 +148,7 @@ pub fn channel_steps(step: &ChannelStep, all: &mut [Limited<'_>]) -> Result<()> 
                         [(step.grad_factor.abs(), false), (step.grad_factor, false), (step.decay, true)];
                     let rates = part.iter().map(|one| (one.rate, true));
                     let numbers: Vec<_> = of_all.into_iter().chain(rates).collect();
-                    live(device, &numbers, |numbers| libtorch::channels::steps(step, numbers, part))
+                    live(device, &numbers, |numbers| fallback::steps(step, numbers, part))
                 },
             )
         }

@@ -1,5 +1,6 @@
 //! Passes over the columns of thin matrices, for all matrices of a bucket.
 
+pub(in crate::kernels) mod fallback;
 mod host;
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod panel;
@@ -11,9 +12,9 @@ use std::ops::Range;
 use super::convert::Convert;
 use super::live::live;
 use crate::error::{Error, Result};
+use crate::kernels::Job;
 use crate::kernels::dispatch::{frozen, no_kernels, run};
 use crate::kernels::libtorch::on_device;
-use crate::kernels::{Job, libtorch};
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
 
 /// Sources of the kernels of panels.
@@ -78,7 +79,7 @@ fn on_host<'c, 'a: 'c>(all: impl Iterator<Item = &'c Columns<'a>>) -> Result<boo
 /// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
 pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
     if !on_host(all.iter())? {
-        frozen(|| libtorch::columns::squares(all))?;
+        frozen(|| fallback::squares(all))?;
         let scaled = all.iter_mut().map(|one| Job { read: [one.x], write: [one.scaled.reborrow()] });
         return run(&Convert { factor }, &mut scaled.collect::<Vec<_>>());
     }
@@ -101,9 +102,7 @@ pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_ra
     if !on_host(all.iter().map(|kept| &kept.columns))? {
         let Some(device) = all.first().map(|kept| kept.columns.x.device()) else { return Ok(()) };
         let numbers = [(epsilon, false), (factor, per_rate)];
-        return live(device, &numbers, |numbers| {
-            libtorch::columns::normalize(all, [&numbers[0], &numbers[1]])
-        });
+        return live(device, &numbers, |numbers| fallback::normalize(all, [&numbers[0], &numbers[1]]));
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
         host::normalize_columns(x, &sums.view(), epsilon, factor, (q, own.clone()), scaled);

@@ -3,11 +3,11 @@
 
 use tch::Tensor;
 
+use super::fallback::scale_to_units;
 use crate::error::Result;
 use crate::kernels::cuda::device::{launch, scratch, size};
 use crate::kernels::cuda::driver::Grid;
 use crate::kernels::cuda::table::to_i32;
-use crate::kernels::libtorch::columns::scale_to_units;
 use crate::kernels::ops::symmetric::device::{Factor, MatrixBatch};
 use crate::tensor::{DType, FlatView, to_i64};
 

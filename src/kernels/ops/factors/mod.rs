@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod device;
+pub(in crate::kernels) mod fallback;
 
 use std::sync::{Mutex, PoisonError};
 

@@ -2,13 +2,13 @@
 //!
 //! Neurons are numbered through the matrix in row-major order; some of them share a norm.
 
+pub(in crate::kernels) mod fallback;
 mod host;
 
 use super::live::live;
 use super::slices::Chosen;
 use crate::error::Result;
 use crate::kernels::dispatch::frozen;
-use crate::kernels::libtorch;
 use crate::tensor::{Device, FlatViewMut, MatrixViewMut};
 
 /// An update with its neurons.
@@ -42,7 +42,7 @@ pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
     if device(all) == Device::Cpu {
         return all.iter_mut().try_for_each(host::squares);
     }
-    frozen(|| libtorch::neurons::squares(all))
+    frozen(|| fallback::squares(all))
 }
 
 /// `V ← β₂·V + (1-β₂)·s/length` with s the sum of squares of a neuron, which has `length` elements where it is whole.
@@ -60,7 +60,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &mut [Neurons<'_>]) -> Re
         }
         return Ok(());
     }
-    live(device, &[(beta2, false)], |numbers| libtorch::neurons::variance(&numbers[0], length, all))
+    live(device, &[(beta2, false)], |numbers| fallback::variance(&numbers[0], length, all))
 }
 
 /// Multiplies every neuron by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its norm.
@@ -72,5 +72,5 @@ pub fn normalize_neurons(all: &mut [Neurons<'_>]) -> Result<()> {
         all.iter_mut().for_each(host::normalize);
         return Ok(());
     }
-    frozen(|| libtorch::neurons::normalize(all))
+    frozen(|| fallback::normalize(all))
 }

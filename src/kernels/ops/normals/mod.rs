@@ -2,9 +2,9 @@
 
 #[cfg(feature = "cuda")]
 mod device;
+pub(in crate::kernels) mod fallback;
 
 use crate::error::Result;
-use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatViewMut};
 
@@ -28,6 +28,6 @@ pub fn fill_normals(factor: f64, all: &mut [Normals<'_>]) -> Result<bool> {
     if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }
-    on_device!(&["normals.cu"]; device::normals(factor, all), else libtorch::random::normals(factor, all))?;
+    on_device!(&["normals.cu"]; device::normals(factor, all), else fallback::normals(factor, all))?;
     Ok(true)
 }

@@ -2,11 +2,11 @@
 
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod device;
+pub(in crate::kernels) mod fallback;
 mod host;
 mod select;
 
 use crate::error::Result;
-use crate::kernels::libtorch;
 use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
@@ -112,7 +112,7 @@ pub fn absolute_sums(side: Side, all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) 
             *x = decoded.read(*x, x.dtype() == DType::F64)?;
             Ok(())
         },
-        |_, part| on_device!(SOURCES; device::line_sums(side, true, part), else libtorch::slices::line_sums(side, true, part)),
+        |_, part| on_device!(SOURCES; device::line_sums(side, true, part), else fallback::line_sums(side, true, part)),
     )
 }
 
@@ -150,7 +150,7 @@ pub fn choose(count: usize, all: &mut [(FlatView<'_>, FlatViewMut<'_>)]) -> Resu
         }
         return Ok(());
     }
-    on_device!(SOURCES; device::choose(count, all), else libtorch::slices::choose(count, all))
+    on_device!(SOURCES; device::choose(count, all), else fallback::choose(count, all))
 }
 
 /// Copies the chosen slices of `x` to `u`, whose others become zero, and multiplies them in `x` by `keep`.
@@ -179,7 +179,7 @@ fn move_decoded(side: Side, how: Move, all: &mut [Sliced<'_>]) -> Result<()> {
             decoded.written(wide, &mut one.x)?;
             decoded.written(wide, &mut one.u)
         },
-        |_, part| on_device!(SOURCES; device::move_slices(side, how, part), else libtorch::slices::move_slices(side, how, part)),
+        |_, part| on_device!(SOURCES; device::move_slices(side, how, part), else fallback::move_slices(side, how, part)),
     )
 }
 
@@ -208,7 +208,7 @@ pub fn apply_slices(side: Side, apply: &Apply, all: &mut [Sliced<'_>]) -> Result
             all,
             |one| encoded_elements(&one.x.view()),
             |decoded, one| decoded.written(is_wide(one), &mut one.x),
-            |_, part| on_device!(SOURCES; device::apply_slices(side, apply, part), else libtorch::slices::apply_slices(side, apply, part)),
+            |_, part| on_device!(SOURCES; device::apply_slices(side, apply, part), else fallback::apply_slices(side, apply, part)),
         );
     }
     for one in all {

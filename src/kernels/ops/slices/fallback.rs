@@ -3,10 +3,10 @@
 
 use tch::{Kind, Tensor};
 
-use super::value::Value::{Known, There};
-use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
 use crate::kernels::backend::followed_rate;
+use crate::kernels::libtorch::value::Value::{Known, There};
+use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Chosen, Move, Sliced};
 use crate::spec::Side;

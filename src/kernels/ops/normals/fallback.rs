@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::store;
 use crate::error::Result;
 use crate::kernels::cpu::gaussian::gaussian;
+use crate::kernels::libtorch::store;
 use crate::kernels::ops::normals::Normals;
 use crate::kernels::ops::signs::Signs;
 use crate::tensor::FlatView;

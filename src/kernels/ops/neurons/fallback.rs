@@ -2,12 +2,12 @@
 
 use tch::{Kind, Tensor};
 
-use super::slices::Pairs;
-use super::value::Value::{self, Known, There};
-use super::value::lerp;
-use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
+use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::value::lerp;
+use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::neurons::Neurons;
+use crate::kernels::ops::slices::fallback::Pairs;
 use crate::tensor::{DType, FlatView, to_i64};
 
 /// Added to the root of the running mean square.

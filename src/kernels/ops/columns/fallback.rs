@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use super::value::Value::{self, Known, There};
-use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
+use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::columns::{Columns, Kept, dead_share};
 use crate::tensor::{DType, FlatView, to_i64};
 

@@ -2,12 +2,12 @@
 
 use tch::{Kind, Tensor};
 
-use super::slices::line_sums;
-use super::value::Value::{self, Known, There};
-use super::value::copied;
-use super::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
 use crate::error::{Error, Result};
+use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::value::copied;
+use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
 use crate::kernels::ops::channels::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
+use crate::kernels::ops::slices::fallback::line_sums;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatViewMut, MatrixView};
 
