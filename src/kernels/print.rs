@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::formula::tape::{Binary, Node, Tape, Unary};
 use super::op::{Family, Kernel, Operand};
 
-/// What is printed of each number of a tape.
+/// A tape that is being printed.
 struct Printed<'t> {
     tape: &'t Tape,
     /// Numbers that the kernel needs.

@@ -130,5 +130,9 @@ def gathered(own: Mapping[str, Any]) -> Gathered:
 
 
 def spread(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``locals()`` of a constructor with the arguments that it gathered among the others."""
-    return {**arguments, **arguments.get(GATHERED, {})}
+    """The ``locals()`` of a constructor with the arguments that it gathered among the others.
+
+    Spread once more they are the same: what was set since stays.
+    """
+    own = {key: value for key, value in arguments.items() if key != GATHERED}
+    return {**own, **arguments.get(GATHERED, {})}

@@ -20,7 +20,7 @@ pub(super) struct Args<'p> {
     scales: Vec<[Value; 2]>,
 }
 
-/// What a formula leaves: the new numbers of each operand, and the factors of each sum's terms.
+/// Results of a formula: the new numbers of each operand, and the factors of each sum's terms.
 pub(super) struct Left {
     pub(super) updated: Vec<Value>,
     pub(super) summed: Vec<Option<[Value; 2]>>,
@@ -81,7 +81,7 @@ struct Run<'r> {
     tape: &'r Tape,
     operands: &'r [Value],
     done: Vec<Option<Value>>,
-    /// How often each number is needed. The memory of one that is not needed any more is free.
+    /// Uses of each number that are still to come. One without any is freed.
     uses: Vec<usize>,
 }
 

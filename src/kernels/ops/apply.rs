@@ -7,11 +7,12 @@ use crate::kernels::formula::{Num, Own};
 use crate::kernels::op::{Declared, Formula, Kernel};
 
 /// The rule by which every update ends: `x ← (1 - decay)·x - step`, or late `x ← (1 - decay)·(x - step)`; cautious: the decay
-/// acts where the update's direction does not oppose the weight that it is about to shrink. `decay·x` is subtracted: in float32
-/// a factor `1 - decay` would round a decay of 1e-6 by 3 percent, in the same direction at every step.
+/// acts where the update's direction does not oppose the weight that it is about to shrink.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule<V: Num> {
-    decay: V,
+    /// `1 - decay`, or the decay where it is subtracted.
+    by: V,
+    is_subtracted: bool,
     cautious: V::Flag,
     late: V::Flag,
 }
@@ -20,7 +21,14 @@ impl<V: Num> Rule<V> {
     /// With `lr · weight_decay`, before the update.
     #[inline(always)]
     pub(in crate::kernels) fn new(decay: V::Wide, cautious: V::Flag) -> Self {
-        Self { decay: V::narrow(decay), cautious, late: V::never() }
+        let by = V::narrow(V::Wide::of(1.0) - decay);
+        Self { by, is_subtracted: false, cautious, late: V::never() }
+    }
+
+    /// The same with `decay·x` subtracted, for rates of 1e-6: float32 rounds `1 - decay` by 3 percent of such a decay.
+    #[inline(always)]
+    pub(in crate::kernels) fn subtracting(decay: V::Wide, cautious: V::Flag) -> Self {
+        Self { by: V::narrow(decay), is_subtracted: true, cautious, late: V::never() }
     }
 
     /// The same after the update, if the flag says so.
@@ -34,7 +42,8 @@ impl<V: Num> Rule<V> {
     pub(in crate::kernels) fn apply(&self, x: V, along: V, step: V) -> V {
         let moved = V::select(self.late, x - step, x);
         let opposes = (along * moved).lt(V::of(0.0));
-        let kept = V::select(V::both(self.cautious, opposes), moved, moved - self.decay * moved);
+        let less = if self.is_subtracted { moved - self.by * moved } else { moved * self.by };
+        let kept = V::select(V::both(self.cautious, opposes), moved, less);
         V::select(self.late, kept, kept - step)
     }
 }
@@ -90,12 +99,12 @@ impl Formula<1, 0, 1> for Decay {
 
     #[inline(always)]
     fn constants<V: Num>(s: DecayScalars<V::Wide>, _: &Own<V::Wide>) -> V {
-        V::narrow(s.decay)
+        V::narrow(V::Wide::of(1.0) - s.decay)
     }
 
     #[inline(always)]
-    fn update<V: Num>(decay: &V, [x]: &mut [V; 1]) -> [[V; 2]; 0] {
-        *x = *x - *decay * *x;
+    fn update<V: Num>(keep: &V, [x]: &mut [V; 1]) -> [[V; 2]; 0] {
+        *x = *x * *keep;
         []
     }
 }

@@ -442,7 +442,7 @@ impl RowFormula<2, 1, 1> for ScaledApply<'_> {
 
     #[inline(always)]
     fn constants<V: Num>(s: ScaledApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
-        (V::narrow(own.live[0]), Rule::new(own.live[1], s.cautious))
+        (V::narrow(own.live[0]), Rule::subtracting(own.live[1], s.cautious))
     }
 
     #[inline(always)]
@@ -469,7 +469,7 @@ impl RowFormula<3, 1, 2> for ScaledApply<'_> {
 
     #[inline(always)]
     fn constants<V: Num>(s: ScaledApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
-        (weights::<V>(s.beta1), V::narrow(own.live[0]), Rule::new(own.live[1], s.cautious))
+        (weights::<V>(s.beta1), V::narrow(own.live[0]), Rule::subtracting(own.live[1], s.cautious))
     }
 
     #[inline(always)]
@@ -497,7 +497,7 @@ impl RowFormula<3, 1, 2> for ConfidentApply<'_> {
     #[inline(always)]
     fn constants<V: Num>(s: ConfidentApplyScalars<V::Wide>, own: &Own<V::Wide>) -> Self::Constants<V> {
         let factors = [own.live[0], s.rate].map(V::narrow);
-        (weights::<V>(s.beta1), factors, Rule::new(s.decay, s.cautious))
+        (weights::<V>(s.beta1), factors, Rule::subtracting(s.decay, s.cautious))
     }
 
     #[inline(always)]
