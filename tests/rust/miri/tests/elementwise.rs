@@ -1,8 +1,8 @@
 //! Element-wise operations over several jobs, in all types, against loops in float64.
 
 use oxidion_miri::kernels::{
-    Accumulate, AdEMAMix, AdamW, Apply, ApplyLate, Combine, Convert, Decay, Direction, Factors, Job, Lamb,
-    Lion, Means, Momentum, NewShare, Release, Scale, Squares, Steps, count_steps, run, run_on_cpu,
+    Accumulate, AdEMAMix, AdamW, Apply, Combine, Convert, Decay, Direction, Factors, Job, Lamb, Lion, Means,
+    Momentum, NewShare, Release, Scale, Squares, Steps, count_steps, run, run_on_cpu,
 };
 use oxidion_miri::numbers::{FLOATS, Memory, assert_near, with_threads};
 use oxidion_miri::tensor::DType;
@@ -180,7 +180,6 @@ fn ademamix() {
             cautious,
             grad_factor: 0.5,
             known: Vec::new(),
-            at_step: Vec::new(),
             steps: Vec::new(),
         };
         run_all!(pass.at(Steps::Counted(steps.to_vec())), [g], [x, fast, slow, v]);
@@ -240,14 +239,14 @@ fn updates_are_applied_and_parameters_decay() {
             let kept = if cautious && *x * *u < 0.0 { *x } else { *x * 0.75 };
             *x = kept - 0.5 * *u;
         });
-        run_all!(Apply { rate: 0.5, decay: 0.25, cautious }, [u], [x]);
+        run_all!(Apply { rate: 0.5, decay: 0.25, cautious, late: false }, [u], [x]);
         assert_all([&x, &u], &expected, "apply");
 
         let expected = loops([&x, &u], |_, [x, u]| {
             let y = *x - 0.5 * *u;
             *x = if cautious && y * *u < 0.0 { y } else { y * 0.75 };
         });
-        run_all!(ApplyLate { rate: 0.5, decay: 0.25, cautious }, [u], [x]);
+        run_all!(Apply { rate: 0.5, decay: 0.25, cautious, late: true }, [u], [x]);
         assert_all([&x, &u], &expected, "apply late");
 
         let expected = loops([&x], |_, [x]| *x *= 0.75);

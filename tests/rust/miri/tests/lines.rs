@@ -130,7 +130,7 @@ fn slices_are_taken_put_back_and_applied() {
                         expected[place(row, col)] -= 0.5 * stored[from];
                     }
                 }
-                let apply = Apply { rate: 0.5, decay: 0.25, cautious: false };
+                let apply = Apply { rate: 0.5, decay: 0.25, cautious: false, late: false };
                 all(&mut x, &mut u, &|all| apply_slices(side, &apply, all).unwrap());
                 assert_near(&x, &expected, "applied");
             }
