@@ -30,10 +30,10 @@ class CudaGraphOptimizer(Optimizer):
 
     ``param_groups``, ``state`` and whatever else is not named here are those of the optimizer. A step in
     which GaLore computes a basis is taken without the graph, and so are all steps with ``orth_method="svd"``
-    and those of APOLLO with ``stochastic_rounding`` or ``master_weights``. Parameters, states and groups are written in
-    place as the optimizer does. Where libtorch computes in the place of a kernel all steps are ordinary ones,
-    which a warning says. Call `release` before ``torch.distributed.destroy_process_group``, and after
-    changing the optimizer itself.
+    and those of APOLLO with ``stochastic_rounding`` or ``master_weights``. Parameters, states and groups
+    are written in place as the optimizer does. Where libtorch computes in the place of a kernel all steps
+    are ordinary ones, which a warning says. Call `release` before
+    ``torch.distributed.destroy_process_group``, and after changing the optimizer itself.
 
     Args:
         optimizer: an optimizer of this package with its parameters on one CUDA device.
