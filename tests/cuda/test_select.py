@@ -277,10 +277,11 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     def work() -> None:
         for seed in range(3):
             check_choice(kernels, 250, seed)
-            for rows in (False, True):
-                check_sums(kernels, F32, rows=rows, absolute=True, seed=seed)
+            check_sums(kernels, F32, rows=False, absolute=True, seed=seed)
             run(kernels, "slice_apply", SliceMove(Rate(), 0.3, 0.1, float("nan"), 0, 1, 0), (F32, F32))
             run(kernels, "slice_take", SliceMove(Rate(), 0.0, 0.0, 0.75, 0, 1, 0), (F32, F32))
+        for seed in range(9):  # few orders of the warps show a missing barrier
+            check_sums(kernels, F32, rows=True, absolute=True, seed=seed)
 
     with pytest.raises((AssertionError, KernelFault)):
         work()
