@@ -143,13 +143,10 @@ def _accumulate(x: Values, s: SimpleNamespace) -> None:
 
 
 def _apply(x: Values, s: SimpleNamespace) -> None:
-    kept = 1 - s.decay * (_sign_of(*x) if s.cautious else 1.0)
-    x[0].copy_(x[0] * kept - s.rate * x[1])
-
-
-def _apply_late(x: Values, s: SimpleNamespace) -> None:
-    y = x[0] - s.rate * x[1]
-    x[0].copy_(y * (1 - s.decay * (_sign_of(y, x[1]) if s.cautious else 1.0)))
+    step = s.rate * x[1]
+    before = x[0] - step if s.late else x[0]
+    kept = before * (1 - s.decay * (_sign_of(before, x[1]) if s.cautious else 1.0))
+    x[0].copy_(kept if s.late else kept - step)
 
 
 def _convert(x: Values, s: SimpleNamespace) -> None:
@@ -204,7 +201,7 @@ def _whiten(x: Values, s: SimpleNamespace) -> None:
 def _temper(x: Values, s: SimpleNamespace) -> None:
     y, v = x
     v.copy_(s.beta2 * v + (1 - s.beta2) * y**2)
-    y.copy_(y / v.clamp_min(s.least) ** s.power)
+    y.copy_(y / v.clamp_min(s.least) ** getattr(s, "power", 0.5))
 
 
 def _scaled(x: Values, s: SimpleNamespace) -> None:
@@ -267,8 +264,11 @@ TOLD: dict[str, list[dict[str, float]]] = {
     ],
     "momentum_alone": [{"mu": 0.9, "grad_factor": 0.5, "nesterov": 0}],
     "accumulate": [{"grad_factor": 0.5}],
-    "apply": [{"rate": 0.3, "decay": 0.1, "cautious": cautious} for cautious in (0, 1)],
-    "apply_late": [{"rate": 0.3, "decay": 0.1, "cautious": cautious} for cautious in (0, 1)],
+    "apply": [
+        {"rate": 0.3, "decay": 0.1, "cautious": cautious, "late": late}
+        for late in (0, 1)
+        for cautious in (0, 1)
+    ],
     "convert": [{"factor": 0.25}],
     "release": [{"keep": 0.7}],
     "decay": [{"decay": 0.1}],
@@ -280,7 +280,8 @@ LION = {"beta1": 0.9, "beta2": 0.95, "lr": 0.02, "decay": 0.1}
 TOLD["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious": 1, "grad_factor": -1}]
 TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
 TOLD["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
-TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2, "power": power} for power in (0.5, 0.25, 0.0)]
+TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2}]
+TOLD["temper_to"] = [{**TOLD["temper"][0], "power": power} for power in (0.25, 0.0)]
 TOLD["scaled"] = [
     {"rate": 0.3, "decay": 0.1, "cautious": cautious, "late": late, "spherical": spherical}
     for cautious in (0, 1)
@@ -305,7 +306,6 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "momentum_alone": _momentum,
     "accumulate": _accumulate,
     "apply": _apply,
-    "apply_late": _apply_late,
     "convert": _convert,
     "release": _release,
     "decay": _decay,
@@ -315,6 +315,7 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "direction": _direction,
     "whiten": _whiten,
     "temper": _temper,
+    "temper_to": _temper,
     "scaled": _scaled,
     "average": _average,
     "take_apart": _take_apart,
