@@ -67,6 +67,7 @@ _EIGHT, _ROUNDED = {"state_bits": 8}, {"stochastic_rounding": True}
 _MASTERS, _MOMENTS = {"master_weights": True}, {"state_dtype": torch.bfloat16}
 _NARROWER = {"state_dtype": torch.float32}  # beside weights in float64
 _FLOAT32 = {"orth_dtype": "float32"}
+_POWER = {**_FLOAT32, "denom_power": 0.25}
 _SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
 _HELD = {**_FLOAT32, **_SPHERE}
 
@@ -105,6 +106,7 @@ KERNELS: dict[str, Setting] = {
     # Bases, which the first gradient makes, are libtorch's on either side.
     "updates.cu SOAP": Setting("SOAP", {}, shapes=SMALL, bar=1e-2, waits=True),
     "updates.cu SOAPMuon": Setting("SOAPMuon", _FLOAT32, shapes=SMALL, bar=1e-2, waits=True),
+    "updates.cu SOAPMuon to a power": Setting("SOAPMuon", _POWER, shapes=SMALL, bar=1e-2, waits=True),
     "coded.cu AdamW": Setting("AdamW", _EIGHT, bar=1e-3),
     "coded.cu AMSGrad": _coded("AdamW", {"amsgrad": True}),
     "coded.cu AdEMAMix": _coded("AdEMAMix", {}),
@@ -112,6 +114,7 @@ KERNELS: dict[str, Setting] = {
     "coded.cu Dion2": _coded("Dion2", _FLOAT32),
     "coded.cu SOAP": _coded("SOAP", {}, 1e-2, waits=True),
     "coded.cu SOAPMuon": _coded("SOAPMuon", _FLOAT32, 1e-2, waits=True),
+    "coded.cu SOAPMuon to a power": _coded("SOAPMuon", _POWER, 1e-2, waits=True),
     "coded.cu GaLore": _coded("GaLoreAdamW", {"rank": 32, "update_proj_gap": 2}, 1e-2, waits=True),
     "coded.cu rounded Muon": _rounded("Muon", _FLOAT32),
     "coded.cu rounded SOAP": _rounded("SOAP", {}, waits=True),
