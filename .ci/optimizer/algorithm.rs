@@ -2,8 +2,6 @@
 //!
 //! m ← μ·m + g, x ← (1-lr·λ)x - lr·m.
 
-use std::sync::Arc;
-
 use super::elementwise::Elementwise;
 use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
@@ -15,7 +13,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: ClassName::NAME,
     options: &[&STORAGE],
     states: &[&[("momentum", "momentum_buffer")]],
-    new: |options| Ok(Arc::new(ClassName::new(options)?)),
+    new: |options| Ok(Box::new(ClassName::new(options)?)),
 };
 
 #[derive(Debug)]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from oxidion._reference.update import Group, State, average, decay
+from oxidion._reference.update import Group, State, average, take_elementwise
 
 
 def optimizer_name_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """ClassName (write it from the paper, not from the Rust file).
 
-    ``m <- mu m + g``; decay, with ``cautious_wd`` where ``m X >= 0``; ``X <- X - lr m``.
+    ``m <- mu m + g``; decay, the cautious one where ``m X >= 0``; ``X <- X - lr m``.
     """
     grad = -grad if group.get("maximize", False) else grad
     momentum = average(state, "momentum", grad, float(group["momentum"]), weight=1.0)
-    decay(param, momentum, group)
-    param -= float(group["lr"]) * momentum
+    take_elementwise(param, momentum, momentum, group, state)

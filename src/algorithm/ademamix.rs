@@ -3,8 +3,6 @@
 //! m₁ ← β₁m₁ + (1-β₁)g, m₂ ← β₃m₂ + (1-β₃)g, v ← β₂v + (1-β₂)g²,
 //! x ← (1-lr·λ)x - lr · (m₁/(1-β₁ᵗ) + α·m₂) / (√v/√(1-β₂ᵗ) + ε), with α and β₃ that grow in the first steps.
 
-use std::sync::Arc;
-
 use super::elementwise::Elementwise;
 use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
@@ -16,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: AdEMAMix::NAME,
     options: &[&STORAGE],
     states: &[&[("momentum", "exp_avg_fast"), ("slow_momentum", "exp_avg_slow"), ("variance", "exp_avg_sq")]],
-    new: |options| Ok(Arc::new(AdEMAMix::new(options)?)),
+    new: |options| Ok(Box::new(AdEMAMix::new(options)?)),
 };
 
 #[derive(Debug)]

@@ -20,6 +20,11 @@ pub(super) trait Elementwise: Debug + Send + Sync {
     /// The states kept for a parameter.
     fn states(&self, p: &ParamSpec) -> Vec<StateSpec>;
 
+    /// Tests whether the decay comes after the update.
+    fn is_late(&self) -> bool {
+        false
+    }
+
     /// The pass.
     ///
     /// # Errors
@@ -38,6 +43,10 @@ impl<T: Elementwise> Algorithm for T {
 
     fn flat(&self) -> bool {
         true
+    }
+
+    fn is_late(&self) -> bool {
+        Elementwise::is_late(self)
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {

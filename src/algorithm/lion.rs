@@ -2,8 +2,6 @@
 //!
 //! u = sign(β₁m + (1-β₁)g), m ← β₂m + (1-β₂)g, x ← (1-lr·λ)x - lr·u.
 
-use std::sync::Arc;
-
 use super::elementwise::Elementwise;
 use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
@@ -16,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: Lion::NAME,
     options: &[&["momentum_dtype"], &STORAGE],
     states: &[&[("momentum", "exp_avg")]],
-    new: |options| Ok(Arc::new(Lion::new(options)?)),
+    new: |options| Ok(Box::new(Lion::new(options)?)),
 };
 
 const LR: usize = 0;

@@ -2,40 +2,47 @@
 
 mod adafactor;
 mod apollo;
+mod by_matrix;
 mod came;
+pub mod composed;
 mod dion;
 mod dion2;
 mod elementwise;
 mod factored;
 mod galore;
 mod lamb;
+pub mod last_step;
 mod low_rank;
 mod lr_scale;
 mod muon;
 mod neuron;
+mod norms;
 mod orthonormal;
 mod soap;
 pub mod stage;
 mod warned;
-mod weight_norm;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use composed::Composed;
 use dion2::Dion2;
+use last_step::LastStep;
 use muon::Muon;
 use orthonormal::OPTIONS as ORTH;
 use stage::StageIo;
 
-pub use weight_norm::SUMS as WEIGHT_NORMS;
+pub use norms::{RADIUS, SUMS as NORMS};
 
 use crate::error::{Error, Result};
 use crate::kernels::elementwise_optimizers;
 use crate::linalg::orthonormalizer::OPTIONS as METHOD;
-use crate::program::{Program, Stage};
+use crate::program::{BufferId, Program, Stage};
 use crate::spec::matrices::OPTIONS as VIEW;
 use crate::spec::storage::OPTIONS as STORAGE;
-use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, UnitShape};
+use crate::spec::{
+    Block, Description, Hyper, Matrices, OptionValue, Options, ParamSpec, StateSpec, UnitShape,
+};
 
 /// Mathematics of one optimizer with the structural settings of one group.
 pub trait Algorithm: Debug + Send + Sync {
@@ -83,6 +90,43 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
+    /// Tests whether it leaves the last step to its caller for weights whose norms are bound.
+    fn leaves_update(&self) -> bool {
+        false
+    }
+
+    /// Tests whether the decay comes after the update.
+    fn is_late(&self) -> bool {
+        false
+    }
+
+    /// The last stage, which the algorithm leaves to its caller, and the buffer in which the update lies before it; `None`
+    /// where the algorithm takes that step itself, which it may for weights that are free.
+    fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
+        None
+    }
+
+    /// Finishes the update in its buffer for the last step.
+    ///
+    /// # Errors
+    /// As `run`.
+    fn finish(&self, _io: &mut StageIo<'_>, _hyper: &Hyper) -> Result<()> {
+        Ok(())
+    }
+
+    /// The last step, of the units that move: it lets go of the others.
+    ///
+    /// # Errors
+    /// As `run`.
+    fn last_step(&self, _io: &mut StageIo<'_>, _hyper: &Hyper) -> Result<LastStep> {
+        Err(Error::Internal(format!("{} takes its last step itself", self.name())))
+    }
+
+    /// The rule by which a parameter is read as matrices.
+    fn view(&self, _p: &ParamSpec) -> Matrices {
+        Matrices::default()
+    }
+
     /// Tests whether products of libtorch read gradients in their own memory: those of a captured step have to stay
     /// there.
     fn multiplies_gradients(&self) -> bool {
@@ -110,7 +154,7 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Number of leading dimensions that count the matrices of a parameter; the next one holds their rows, the rest
     /// their columns (`columns`).
     fn leading(&self, p: &ParamSpec) -> usize {
-        p.shape.len().saturating_sub(2)
+        self.view(p).leading(p)
     }
 
     /// The first dimension that holds columns of a parameter's matrices. Those between it and the leading ones hold their rows;
@@ -123,7 +167,9 @@ pub trait Algorithm: Debug + Send + Sync {
     ///
     /// # Errors
     /// `Error::Value` for a shape that the algorithm does not take.
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>>;
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        self.view(p).blocks(p)
+    }
 
     /// The states kept for a parameter.
     ///
@@ -157,8 +203,8 @@ pub trait Algorithm: Debug + Send + Sync {
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description;
 }
 
-/// Any algorithm.
-pub type AnyAlgorithm = Arc<dyn Algorithm>;
+/// Any algorithm, with its last step.
+pub type AnyAlgorithm = Arc<Composed>;
 
 /// An entry of the tables below.
 struct Entry {
@@ -167,7 +213,7 @@ struct Entry {
     options: &'static [&'static [&'static str]],
     /// States that torch, or the optimizer's authors, call by another name than the core, with that name.
     states: &'static [&'static [(&'static str, &'static str)]],
-    new: fn(&Options) -> Result<AnyAlgorithm>,
+    new: fn(&Options) -> Result<Box<dyn Algorithm>>,
 }
 
 const TABLE: &[Entry] = &[
@@ -175,73 +221,73 @@ const TABLE: &[Entry] = &[
         name: "adafactor",
         options: &[&adafactor::OPTIONS, &STORAGE],
         states: &[&MOMENTS, &FACTORS],
-        new: |o| Ok(Arc::new(adafactor::Adafactor::new(o)?)),
+        new: |o| Ok(Box::new(adafactor::Adafactor::new(o)?)),
     },
     Entry {
         name: "apollo_adamw",
         options: &[&low_rank::OPTIONS, &apollo::OPTIONS, &STORAGE],
         states: &[&MOMENTS],
-        new: |o| Ok(Arc::new(apollo::Apollo::new(o)?)),
+        new: |o| Ok(Box::new(apollo::Apollo::new(o)?)),
     },
     Entry {
         name: "came",
         options: &[&came::OPTIONS, &STORAGE],
         states: &[&MOMENTS, &FACTORS, &came::STATES],
-        new: |o| Ok(Arc::new(came::Came::new(o)?)),
+        new: |o| Ok(Box::new(came::Came::new(o)?)),
     },
     Entry {
         name: "dion",
-        options: &[&dion::OPTIONS, &weight_norm::OPTIONS, &STORAGE, &VIEW],
+        options: &[&dion::OPTIONS, &STORAGE, &VIEW],
         states: &[],
-        new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
+        new: |o| Ok(Box::new(dion::Dion::new(o)?)),
     },
     Entry {
         name: "dion2",
-        options: &[&dion2::OPTIONS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
-        new: |o| Ok(Arc::new(Dion2::new(o)?)),
+        new: |o| Ok(Box::new(Dion2::new(o)?)),
     },
     Entry {
         name: "galore_adamw",
         options: &[&low_rank::OPTIONS, &galore::OPTIONS, &STORAGE],
         states: &[&MOMENTS],
-        new: |o| Ok(Arc::new(galore::GaLore::new(o)?)),
+        new: |o| Ok(Box::new(galore::GaLore::new(o)?)),
     },
     Entry {
         name: "lamb",
         options: &[&lamb::OPTIONS, &STORAGE],
         states: &[&MOMENTS],
-        new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)),
+        new: |o| Ok(Box::new(lamb::Lamb::new(o)?)),
     },
     Entry {
         name: "muon",
-        options: &[&muon::OPTIONS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
-        new: |o| Ok(Arc::new(Muon::new(o)?)),
+        new: |o| Ok(Box::new(Muon::new(o)?)),
     },
     Entry {
         name: "nordion2",
-        options: &[&dion2::OPTIONS, &weight_norm::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
-        new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
+        new: |o| Ok(Box::new(Dion2::normalized(o)?)),
     },
     Entry {
         name: "normuon",
-        options: &[&muon::OPTIONS, &weight_norm::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
-        new: |o| Ok(Arc::new(Muon::normalized(o)?)),
+        new: |o| Ok(Box::new(Muon::normalized(o)?)),
     },
     Entry {
         name: "soap",
-        options: &[&soap::OPTIONS, &soap::BASIS, &weight_norm::OPTIONS, &STORAGE, &VIEW],
+        options: &[&soap::OPTIONS, &soap::BASIS, &STORAGE, &VIEW],
         states: &[&MOMENTS],
-        new: |o| Ok(Arc::new(soap::Soap::new(o)?)),
+        new: |o| Ok(Box::new(soap::Soap::new(o)?)),
     },
     Entry {
         name: "soap_muon",
-        options: &[&soap::MUON, &soap::BASIS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&soap::MUON, &soap::BASIS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[&[("variance", "exp_avg_sq")]],
-        new: |o| Ok(Arc::new(soap::SoapMuon::new(o)?)),
+        new: |o| Ok(Box::new(soap::SoapMuon::new(o)?)),
     },
 ];
 
@@ -290,8 +336,8 @@ const COMMON: [&str; 10] = [
 #[must_use]
 pub fn option_keys(name: &str) -> Vec<&'static str> {
     let read = table().filter(|e| e.name == name || e.name == FALLBACK);
-    let mut keys: Vec<_> =
-        read.flat_map(|e| e.options.iter().copied().flatten().copied()).chain(COMMON).collect();
+    let own = read.flat_map(|e| e.options.iter().copied().flatten().copied());
+    let mut keys: Vec<_> = own.chain(COMMON).chain(norms::OPTIONS).collect();
     keys.sort_unstable();
     keys.dedup();
     keys
@@ -321,7 +367,12 @@ fn entry(name: &str) -> Result<&'static Entry> {
 /// # Errors
 /// `Error::Value` for an unknown name or settings that it refuses.
 pub fn build(name: &str, options: &Options) -> Result<AnyAlgorithm> {
-    (entry(name)?.new)(options)
+    Ok(Arc::new(Composed::new(name, options)?))
+}
+
+/// Settings of weights that the group's algorithm leaves to another one: they are free.
+pub fn release(options: &mut Options) {
+    options.insert(norms::OPTIONS[0], OptionValue::Str("free".into()));
 }
 
 /// The algorithm that optimizes this parameter: the group's, or `AdamW` for a parameter that is no matrix in a group

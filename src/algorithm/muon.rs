@@ -4,14 +4,16 @@
 //! M ← μM + G, U = orth(μM + G) (nesterov) or orth(M), X ← (1-lr·λ)X - lr·s·U with s from the block's shape.
 
 use super::Algorithm;
-use super::neuron::{NORMALIZE, Neuron, SQUARES, behind};
+use super::last_step::LastStep;
+use super::neuron::{NORMALIZE, Neuron, SQUARES};
 use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use super::stage::StageIo;
-use super::weight_norm::WEIGH;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
+use crate::spec::{
+    Block, Description, DimSharding, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape,
+};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 1] = ["nesterov"];
@@ -43,11 +45,6 @@ impl Muon {
         let last = NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 };
         shape.alone.then_some(last)
     }
-
-    /// Updates whose neurons are normalized, where they are to be.
-    fn scale(&self, io: &mut StageIo<'_>) -> Result<()> {
-        self.neuron.as_ref().map_or(Ok(()), |neuron| neuron.scale(io, None))
-    }
 }
 
 impl Algorithm for Muon {
@@ -59,22 +56,20 @@ impl Algorithm for Muon {
         if self.neuron.is_some() { &SCALARS } else { &SCALARS[..BETA2] }
     }
 
-    fn leading(&self, p: &ParamSpec) -> usize {
-        self.common.view.leading(p)
+    fn view(&self, _p: &ParamSpec) -> Matrices {
+        self.common.view.clone()
     }
 
     fn replays(&self, _encoded: bool) -> bool {
         self.common.replays()
     }
 
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        self.common.view.blocks(p)
+    fn leaves_update(&self) -> bool {
+        true
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let mut states = self.common.states(p, blocks, self.neuron.as_ref());
-        states.extend(self.common.radius(p, blocks)?);
-        Ok(states)
+        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -97,7 +92,7 @@ impl Algorithm for Muon {
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
-        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
+        Ok(program.local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -110,18 +105,20 @@ impl Algorithm for Muon {
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
             (SQUARES, Some(neuron)) => neuron.squares(io, None),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], None),
-            (WEIGH, _) => {
-                self.scale(io)?;
-                self.common.weight_norm.weigh(io, U)
-            }
-            (APPLY, _) => {
-                if !self.common.weight_norm.binds(io.class) {
-                    self.scale(io)?;
-                }
-                self.common.apply(io, h, U, behind(self.neuron.as_ref()))
-            }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }
+    }
+
+    fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
+        Some((APPLY, U))
+    }
+
+    fn finish(&self, io: &mut StageIo<'_>, _h: &Hyper) -> Result<()> {
+        self.neuron.as_ref().map_or(Ok(()), |neuron| neuron.scale(io, None))
+    }
+
+    fn last_step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<LastStep> {
+        Ok(self.common.last_step(io.class, h))
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {

@@ -26,11 +26,6 @@ pub(super) const NORMALIZE: Stage = 11;
 
 const VARIANCE: usize = 1;
 
-/// The state behind the momentum and those of the normalization, if there is one.
-pub(super) fn behind(neuron: Option<&Neuron>) -> usize {
-    if neuron.is_some() { VARIANCE + 1 } else { VARIANCE }
-}
-
 impl Orthonormal {
     /// The momentum, and V where neurons are normalized.
     pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {

@@ -3,18 +3,16 @@
 
 use tch::Tensor;
 
+use super::last_step::LastStep;
 use super::lr_scale::LrScale;
-use super::stage::{StageIo, UnitIo, jobs, record};
-use super::weight_norm::{LastStep, WeightNorm};
+use super::stage::{StageIo, jobs, record};
 use super::{flops, wide_flops};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::orthogonality::{expected_orthogonality_error, orthogonality_error};
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
-use crate::spec::{
-    Block, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage, UnitShape,
-};
+use crate::spec::{Block, Description, Hyper, Matrices, Options, ParamSpec, StateStorage, UnitShape};
 use crate::tensor::{DType, product_dtype};
 
 /// Option keys, beside those of the matrices and of the orthonormalization.
@@ -49,7 +47,6 @@ pub(super) struct Orthonormal {
     /// True if products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
     pub(super) storage: StateStorage,
-    pub(super) weight_norm: WeightNorm,
 }
 
 impl Orthonormal {
@@ -68,18 +65,12 @@ impl Orthonormal {
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
             bfloat16: options.bfloat16_products || kernels::multiplies_bf16(),
-            weight_norm: WeightNorm::new(options)?,
         })
     }
 
     /// The type in which matrices of a parameter are orthonormalized.
     pub(super) fn product(&self, param: DType) -> DType {
         self.orth_dtype.unwrap_or_else(|| product_dtype(param, self.bfloat16))
-    }
-
-    /// The norm that each matrix of weights keeps, where they are to.
-    pub(super) fn radius(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Option<StateSpec>> {
-        self.weight_norm.state(p, &self.view, blocks)
     }
 
     /// The program with memory for the orthonormalization of matrices `rows × cols` of units of this shape.
@@ -168,29 +159,15 @@ impl Orthonormal {
         Ok(())
     }
 
-    /// The last step: decay and `X ← X - lr·s·U`. The norms that weights keep are in the state `radius`.
-    pub(super) fn last_step(&self, unit: &UnitIo<'_>, h: &Hyper, radius: usize) -> LastStep {
+    /// The last step: decay and `X ← X - lr·s·U`.
+    pub(super) fn last_step(&self, class: &UnitShape, h: &Hyper) -> LastStep {
         LastStep {
             lr: h[LR],
-            scale: self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
+            scale: self.adjust.factor(self.view.fans(class.rows, class.cols)),
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
             late: false,
-            radius,
         }
-    }
-
-    /// Decay and the step, with the updates in a buffer.
-    pub(super) fn apply(
-        &self,
-        io: &mut StageIo<'_>,
-        h: &Hyper,
-        update: BufferId,
-        radius: usize,
-    ) -> Result<()> {
-        let Some(unit) = io.units.first() else { return Ok(()) };
-        let step = self.last_step(unit, h, radius);
-        self.weight_norm.apply(io, &step, update)
     }
 
     /// Description for `explain()`, for an orthonormalization of `size` of each block.

@@ -69,7 +69,8 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
     } else if value.is_instance_of::<PyBool>() {
         Ok(OptionValue::Bool(value.extract()?))
     } else if value.is_instance_of::<PyInt>() {
-        Ok(OptionValue::Int(value.extract()?))
+        // A number may be written as an integer of any size.
+        value.extract().map(OptionValue::Int).or_else(|_| Ok(OptionValue::Float(value.extract()?)))
     } else if value.is_instance_of::<PyFloat>() {
         Ok(OptionValue::Float(value.extract()?))
     } else if value.is_instance_of::<PyString>() {

@@ -1,26 +1,20 @@
-//! A thread's stay on a device, and by what its operations are computed there: kernels, or libtorch.
+//! The device that a thread works on: whether it does, how operations are computed there, and the learning rate that lies there.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 #[cfg(not(feature = "cuda"))]
 use tch::Tensor;
 
 use super::cuda;
-#[cfg(not(feature = "cuda"))]
-use super::cuda::{enter as enter_kernels, enter_with};
 #[cfg(feature = "cuda")]
 pub(super) use super::cuda::{scratch, scratch_mut};
-use super::libtorch::value::Value;
-#[cfg(feature = "cuda")]
-use super::sources::{enter as enter_kernels, enter_with};
+#[cfg(not(feature = "cuda"))]
 use crate::error::Result;
 #[cfg(not(feature = "cuda"))]
-use crate::tensor::{DType, Device, FlatView, FlatViewMut};
-use crate::tensor::{FlatPtr, work_on_emulated};
+use crate::tensor::{DType, Device, FlatViewMut};
+use crate::tensor::{FlatPtr, FlatView, work_on_emulated};
 
 /// Ways to compute on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,53 +67,23 @@ thread_local! {
     static RATE: Cell<Option<FlatPtr>> = const { Cell::new(None) };
 }
 
-/// A thread's stay on a device, until it is dropped.
+/// Mark of a thread that works on a device, until it is dropped.
 #[derive(Debug)]
-pub struct Entered {
+pub(super) struct Here {
     /// It belongs to the thread.
     _thread: PhantomData<*const ()>,
     outer: (bool, u8),
-    /// None where libtorch computes.
-    _kernels: Option<cuda::Entered>,
 }
 
-/// Has the operations of this thread run on a stream of a device, which is torch's current one. These sources of kernels are
-/// loaded together where they are missing, others when an operation asks for them; where kernels alone are to compute, all
-/// are, and `encoded` says whether also those for what is more than numbers of its type.
-///
-/// # Errors
-/// [`crate::error::Error::Cuda`] where kernels are required and there is no driver or no such device.
-pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> Result<Entered> {
-    let kernels = match Tier::wanted() {
-        Tier::Libtorch => None,
-        Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
-        Tier::Auto | Tier::Compare => entered_or_warned(ordinal, stream, sources),
-    };
-    let number = work_on_emulated(u8::try_from(ordinal).unwrap_or(0));
-    Ok(Entered { _thread: PhantomData, outer: (HERE.replace(true), number), _kernels: kernels })
-}
-
-/// The stay of kernels; none, and said once for each device, where they cannot be had.
-fn entered_or_warned(ordinal: usize, stream: usize, sources: &[&str]) -> Option<cuda::Entered> {
-    static WITHOUT: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
-    let mut without = WITHOUT.lock().unwrap_or_else(PoisonError::into_inner);
-    if without.contains_key(&ordinal) {
-        return None;
-    }
-    match enter_with(ordinal, stream, sources, true) {
-        Ok(entered) => Some(entered),
-        Err(error) => {
-            log::warn!(
-                target: "oxidion.cuda",
-                "device {ordinal} computes by libtorch, which is slower than kernels of this package: {error}"
-            );
-            without.insert(ordinal, error.to_string());
-            None
-        }
+impl Here {
+    /// Marks this thread as working on the device of this number.
+    pub(super) fn on(ordinal: usize) -> Self {
+        let number = work_on_emulated(u8::try_from(ordinal).unwrap_or(0));
+        Self { _thread: PhantomData, outer: (HERE.replace(true), number) }
     }
 }
 
-impl Drop for Entered {
+impl Drop for Here {
     fn drop(&mut self) {
         HERE.set(self.outer.0);
         let _ = work_on_emulated(self.outer.1);
@@ -152,12 +116,10 @@ impl Drop for Following {
     }
 }
 
-/// The learning rate that is on the device, as a number there; 1 where there is none.
-pub(super) fn followed_rate() -> Result<Value> {
-    let Some(rate) = RATE.get() else { return Ok(Value::Known(1.0)) };
+/// The learning rate that is on the device, if there is one.
+pub(super) fn rate() -> Option<FlatView<'static>> {
     // SAFETY: whoever set it keeps it until the guard is dropped.
-    let view = unsafe { rate.view(None) };
-    Ok(view.tensor(&[])?.f_to_kind(tch::Kind::Double).into())
+    RATE.get().map(|rate| unsafe { rate.view(None) })
 }
 
 /// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is

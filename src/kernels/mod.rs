@@ -8,6 +8,7 @@ pub mod cuda;
 #[path = "cuda_stub.rs"]
 pub mod cuda;
 mod dispatch;
+mod enter;
 mod formula;
 mod headers;
 mod libtorch;
@@ -17,7 +18,7 @@ mod print;
 #[cfg(feature = "cuda")]
 mod sources;
 
-pub use backend::{Entered, Following, Tier, enter, follow, on_device};
+pub use backend::{Following, Tier, follow, on_device};
 pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
 pub use cpu::gaussian::gaussian;
@@ -34,6 +35,7 @@ pub use cpu::run as run_on_cpu;
 #[cfg(not(feature = "cuda"))]
 pub use cuda::{enter_with, source_of, states, turn_off, turn_off_on};
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
+pub use enter::{Entered, enter};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use op::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use ops::apply::{Apply, Decay};
@@ -60,6 +62,7 @@ pub use ops::momentum_squares::MomentumSquares;
 pub use ops::neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use ops::normals::{Normals, fill_normals};
 pub use ops::optimizers::*;
+pub use ops::scaled::{Scaled, SizeRule, WeightNorms};
 pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,
@@ -69,7 +72,6 @@ pub use ops::symmetric::{
     ProductClass, has_symmetric_product, multiprocessors, set_measured, symmetric_product,
     symmetric_product_by_groups,
 };
-pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, TemperTo, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::{enter_with, source_of, states, turn_off, turn_off_on};

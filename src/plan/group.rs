@@ -44,6 +44,12 @@ pub(super) fn open(
             // Blocks of an algorithm that takes any shape share a bucket.
             let any = algorithm.flat() || whole_parameter;
             let [rows, cols] = if any { [1, 0] } else { [shard.block.rows, shard.block.cols] };
+            let inner = match leading.map(|leading| &planned.spec.shape[leading..]) {
+                None => Vec::new(),
+                Some(behind) if whole_parameter => vec![0; behind.len()],
+                Some(behind) if behind.len() != 2 => behind.to_vec(),
+                Some(_) => vec![rows, cols],
+            };
             let shape = UnitShape {
                 rows,
                 cols,
@@ -52,12 +58,8 @@ pub(super) fn open(
                 alone: planned.layout.distributed_axes().next().is_none(),
                 copies: planned.layout.has_copies(),
                 device: planned.device,
-                inner: match leading.map(|leading| &planned.spec.shape[leading..]) {
-                    None => Vec::new(),
-                    Some(behind) if whole_parameter => vec![0; behind.len()],
-                    Some(behind) if behind.len() != 2 => behind.to_vec(),
-                    Some(_) => vec![rows, cols],
-                },
+                bound: algorithm.binds(inner.len()).then(|| planned.radius()),
+                inner,
                 largest: if algorithm.sees_largest() { planned.largest() } else { [0, 0] },
                 param: planned.spec.dtype,
                 weights: if planned.master().is_some() { DType::F32 } else { planned.spec.dtype },

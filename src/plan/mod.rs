@@ -42,7 +42,7 @@ pub use verify::{Footprints, verify};
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
-use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
+use crate::spec::{Block, MOST_ELEMENTS, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
 
 /// Facts about a group that the plan needs.
@@ -211,8 +211,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
         } else {
             let mut options = settings.options_at(place);
             if name != settings.algorithm {
-                // Weights that the group's algorithm does not take are free.
-                options.insert("weight_norm", OptionValue::Str("free".into()));
+                algorithm::release(&mut options);
             }
             algorithms.push(algorithm::build(name, &options)?);
             names.push(key);

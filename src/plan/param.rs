@@ -2,7 +2,7 @@
 
 use super::local::{BlockShard, LocalState};
 use super::master::MASTER;
-use crate::algorithm::AnyAlgorithm;
+use crate::algorithm::{AnyAlgorithm, RADIUS};
 use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{ParamSpec, Side};
 use crate::tensor::Device;
@@ -45,6 +45,13 @@ impl Param {
     #[must_use]
     pub fn master(&self) -> Option<usize> {
         self.states.iter().position(|state| state.spec.role == MASTER)
+    }
+
+    /// Position of the norms that its matrices keep among its states; one behind all where none are kept.
+    #[must_use]
+    pub fn radius(&self) -> usize {
+        let radius = self.states.iter().position(|state| state.spec.role == RADIUS);
+        radius.unwrap_or(self.states.len())
     }
 
     /// Rows of the block with most, and columns of that with most.

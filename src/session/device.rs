@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::Session;
 use super::tensors::places;
-use crate::algorithm::WEIGHT_NORMS;
+use crate::algorithm::NORMS;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::Entered;
@@ -141,12 +141,7 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
     {
         all.insert("updates.cu");
     }
-    if plan
-        .buckets
-        .iter()
-        .flat_map(|bucket| &bucket.program.buffers)
-        .any(|buffer| buffer.name == WEIGHT_NORMS)
-    {
+    if plan.buckets.iter().flat_map(|bucket| &bucket.program.buffers).any(|buffer| buffer.name == NORMS) {
         all.extend(["sums.cu", "totals.cu"]);
     }
     if has_encodings(plan) {

@@ -22,6 +22,15 @@ impl Side {
             Self::Cols => 1,
         }
     }
+
+    /// The other side.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Rows => Self::Cols,
+            Self::Cols => Self::Rows,
+        }
+    }
 }
 
 /// Sharding of one dimension of a tensor, relative to that of the parameter.
@@ -83,6 +92,9 @@ pub struct UnitShape {
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
     /// than two, those of a vector fewer.
     pub inner: Vec<usize>,
+    /// Position of the state with the norm that a matrix keeps, one behind all where it keeps none; not set where weights
+    /// are free. The update of weights whose norms are bound has to lie whole in a buffer.
+    pub bound: Option<usize>,
     /// Rows of the block with most, and columns of that with most, among all of the parameter; 0 for algorithms that do not
     /// ask.
     pub largest: [usize; 2],

@@ -43,6 +43,12 @@ pub fn stream_of(name: &str) -> u64 {
 }
 
 impl ParamSpec {
+    /// A parameter of which nothing but the shape and the type is known.
+    #[must_use]
+    pub fn of_shape(shape: &[usize], dtype: DType) -> Self {
+        Self { index: 0, stream: 0, name: String::new(), shape: shape.to_vec(), dtype, transposed: None }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn numel(&self) -> usize {

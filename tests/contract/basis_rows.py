@@ -12,6 +12,8 @@ NAN, INF = math.nan, math.inf
 
 KEYWORDS = frozenset(
     {
+        "weight_norm",
+        "weight_norm_floor",
         "shampoo_beta",
         "precondition_frequency",
         "max_precondition_dim",
@@ -58,7 +60,7 @@ CASES = (
         positional=(("lr", 3e-3), ("betas", (0.95, 0.95)), ("eps", 1e-8), ("weight_decay", 1e-2)),
         keyword_only=KEYWORDS
         | {"correct_bias", "normalize_grads", "decay_order", "max_precond_dim", "normalize_gradient"}
-        | {"merge_dims", "weight_norm", "weight_norm_floor"},
+        | {"merge_dims"},
         state={"soap": MOMENTS | BASES, "soap, vectors": MOMENTS, "adamw": MOMENTS},
         bad=(
             *BAD,
@@ -93,8 +95,6 @@ CASES = (
             "orth_norm",
             "ns_coefficients",
             "ns_steps",
-            "weight_norm",
-            "weight_norm_floor",
             "check_grad_sync",
         },
         state={

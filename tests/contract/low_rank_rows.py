@@ -12,6 +12,8 @@ NAN, INF = math.nan, math.inf
 
 KEYWORDS = frozenset(
     {
+        "weight_norm",
+        "weight_norm_floor",
         "rank",
         "update_proj_gap",
         "scale",

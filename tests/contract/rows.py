@@ -27,6 +27,8 @@ EXTRA = frozenset(
         "stochastic_rounding",
         "master_weights",
         "init_state",
+        "weight_norm",
+        "weight_norm_floor",
         "distributed_mesh",
     }
 )
@@ -42,7 +44,6 @@ FAMILY = EXTRA | {
 
 TORCH_WORDS = frozenset({"momentum", "adjust_lr_fn", "eps"})
 MESHES = frozenset({"replicate_mesh", "outer_shard_mesh", "inner_shard_mesh", "replicate_mesh_grad_sync"})
-WEIGHT_NORM = frozenset({"weight_norm", "weight_norm_floor"})
 
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
 BAD_LR_AND_DECAY = tuple(
@@ -81,8 +82,7 @@ CASES = (
             "flatten",
             "route",
             "right_factor",
-        }
-        | WEIGHT_NORM,
+        },
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -121,7 +121,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS | WEIGHT_NORM,
+        keyword_only=FAMILY | TORCH_WORDS,
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -160,7 +160,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS | WEIGHT_NORM | {"norm_scope"},
+        keyword_only=FAMILY | TORCH_WORDS | {"norm_scope"},
         state={
             "normuon": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -208,7 +208,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd"},
+        keyword_only=FAMILY | {"cautious_wd"},
         state={
             "dion2": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -254,7 +254,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd", "norm_scope"},
+        keyword_only=FAMILY | {"cautious_wd", "norm_scope"},
         state={
             "nordion2": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -291,7 +291,7 @@ CASES = (
             ("weight_decay", 1e-2),
             ("amsgrad", False),
         ),
-        keyword_only=EXTRA | {"fused", "cautious_wd"} | WEIGHT_NORM,
+        keyword_only=EXTRA | {"fused", "cautious_wd"},
         state={"adamw": frozenset({"step", "exp_avg", "exp_avg_sq"})},
         bad=(
             *BAD_LR_AND_DECAY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
+from oxidion._core import schema
+from support.cases import optimizer_classes
 
 Written = dict[str, Any]
 
@@ -37,13 +40,30 @@ def adamw(param: nn.Parameter) -> Any:
     return oxidion.AdamW([param], lr=0.1, weight_decay=0.5)
 
 
-BALLS = ["AdamW", "Muon", "NorMuon", "Dion", "Dion2", "NorDion2", "SOAP", "SOAPMuon"]
+@pytest.mark.parametrize("cls", optimizer_classes(), ids=lambda cls: cls.__name__)
+def test_integer_beyond_64_bits_is_a_number_or_refused(cls: Any) -> None:
+    """No setting of a class ends a step with an OverflowError."""
+    for key in cls._SCHEMA.keys() | schema.COMMON.keys():
+        for large in (2**63, 2**64, 10**30):
+            param = nn.Parameter(torch.ones(4, 4))
+            param.grad = torch.ones_like(param)
+            optimizer = cls([param], **({"lr": 1e-3} if cls is oxidion.CAME else {}))
+            optimizer.param_groups[0][key] = large
+            with contextlib.suppress(ValueError, TypeError):
+                optimizer.step()
+
+
+BALLS = ["AdamW", "AdEMAMix", "Lion", "Muon", "NorMuon", "Dion", "Dion2", "NorDion2", "SOAP", "SOAPMuon"]
 PAIRS: list[tuple[Callable[[nn.Parameter], Any], Written, str]] = [
     (lambda param: oxidion.MuonH([param]), {"weight_decay": 0.5}, "weight_decay must be 0"),
     *((ball(name), {"weight_decay": 0.5}, "weight_decay must be 0") for name in BALLS),
     (ball("AdamW"), {"weight_decay": torch.tensor(0.5)}, "weight_decay must be 0"),
     (adamw, {"weight_norm": "hyperball"}, "weight_decay must be 0"),
-    (adamw, {"weight_norm": "floor", "amsgrad": True}, "amsgrad needs weight_norm='free'"),
+    (
+        lambda param: oxidion.Lamb([param]),
+        {"weight_norm": "hyperball", "weight_decay": 0.0},
+        "lamb takes weight_norm='free' only",
+    ),
     (ball("AdamW"), {"capturable": True}, "capturable needs weight_norm='free'"),
     (adamw, {"lr": 1e30, "weight_decay": 1e30}, "weight_decay must be finite"),
     (adamw, {"weight_decay": 3e38, "lr": 3e38}, "weight_decay must be finite"),

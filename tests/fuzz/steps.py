@@ -53,8 +53,6 @@ def drawn_case(draw: Draw) -> tuple[Case, dict[str, Any]]:
     settings = own_settings(draw, template)
     if template.kwargs.get("weight_norm") == "hyperball":
         settings.pop("weight_decay", None)  # refused there
-    if template.kwargs.get("weight_norm", "free") != "free":
-        settings.pop("amsgrad", None)
     bound = FREE & {*template.kwargs, *(key for group in template.groups for key in group.keys)}
     groups = []
     for group in template.groups:

@@ -101,11 +101,6 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
 
 
 FILES = crate_graph()
-STILL = {
-    ("kernels", "backend"),
-}
-"""Files that close the one circle left, of ``src/kernels``: operations name their formulas by libtorch, and
-these name the operations. It goes when the modules of ``kernels`` are put in order."""
 
 
 def test_circles_of_files_are_found_in_every_spelling() -> None:
@@ -131,14 +126,13 @@ def test_circles_of_files_are_found_in_every_spelling() -> None:
     assert circles(file_graph({("a",): "use crate::b::X;", ("b",): "use crate::c::Y;", ("c",): ""})) == []
 
 
-def circles_without(files: set[tuple[str, ...]]) -> list[str]:
-    """Circles of the crate's files where these are left out.
+def circles_of_the_crate() -> list[str]:
+    """Circles of the crate's files.
 
     A circle that needs a parent's naming of its submodules and a submodule's naming of its parent is
     harmless: `mod.rs` lists the files of its folder, and has the types that they share.
     """
-    graph = {module: named - files for module, named in FILES.items() if module not in files}
-    found = {tuple(circle) for each in without_families(graph) for circle in circles(each)}
+    found = {tuple(circle) for each in without_families(FILES) for circle in circles(each)}
     return [", ".join("::".join(module) for module in circle) for circle in sorted(found)]
 
 
@@ -147,20 +141,25 @@ def test_no_rust_file_names_itself_by_way_of_others() -> None:
     assert sum(map(len, FILES.values())) > 600
     assert ("plan", "ir") in FILES["plan", "route"]
     assert ("tensor", "flat_ptr") in FILES["session", "views"], "a parent's exports are followed"
-    found = circles_without(STILL)
+    found = circles_of_the_crate()
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("file", sorted(STILL), ids="::".join)
-def test_what_still_closes_a_circle_does_so(file: tuple[str, ...]) -> None:
-    assert file in FILES
-    assert circles_without(STILL - {file}), "closes no circle any more: take it out of STILL"
-
-
-KERNELS = ("formula", "op", "cpu", "cuda", "dispatch", "ops", "print", "headers", "sources")
+KERNELS = (
+    "formula",
+    "op",
+    "cpu",
+    "cuda",
+    "backend",
+    "libtorch",
+    "dispatch",
+    "ops",
+    "print",
+    "headers",
+    "sources",
+    "enter",
+)
 """Modules of ``kernels``, the lower ones first; ``cuda_stub`` stands for ``cuda``."""
-BESIDE = ("libtorch", "backend")
-"""Modules beside these: an operation names its formula, which computes on the operation's operands."""
 
 
 def exported(text: str) -> dict[str, str]:
@@ -178,7 +177,7 @@ def test_modules_of_kernels_use_only_those_below_them() -> None:
     for file in (file for file in rust_files(tests=False) if folder in file.parents):
         own = file.relative_to(folder).parts[0].removesuffix(".rs")
         own = {"cuda_stub": "cuda"}.get(own, own)
-        if own == "mod" or own in BESIDE:
+        if own == "mod":
             continue
         for room, *path in crate_paths(file, without_unit_tests(rust_code(file.read_text()))):
             if room == "kernels" and path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,21 @@ def test_new_optimizer_takes_eight_files(tree: Path) -> None:
     assert "make quick ALG=heavy_ball" in done.stdout
     left = {name for name in changed if b"optimizer_name" in after[name] or b"ClassName" in after[name]}
     assert not left
+
+
+def test_optimizer_that_was_written_so_is_in_these_files_and_in_lists_of_choice(tree: Path) -> None:
+    """AdEMAMix: apart from its eight files only what takes other packages' names, and lists of classes."""
+    scaffold(tree, "heavy_ball", "--class-name", "HeavyBall")
+    folders = [tree / "src", tree / "python"]
+    sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".rs", ".py")]
+    named: dict[str, set[str]] = {"heavy_?ball": set(), "ademamix": set()}
+    for path in sources:
+        text = path.read_text()
+        for word, files in named.items():
+            if re.search(word, text, re.IGNORECASE) or re.search(word, path.name):
+                files.add(str(path.relative_to(tree)).replace("heavy_ball", "ademamix"))
+    beside = ("__init__", "_gpu_check/parts", "backward", "compat/hf")
+    assert named["ademamix"] - {f"python/oxidion/{name}.py" for name in beside} == named["heavy_?ball"]
 
 
 def test_what_is_written_is_formatted(tree: Path) -> None:

@@ -24,8 +24,8 @@ MOST = 8
 #: Keys that more files name, with how many. The naive steps of verify() read settings on their own.
 MORE = {
     "block_size": 9,
-    "capturable": 12,
-    "cautious_wd": 12,
+    "capturable": 11,
+    "cautious_wd": 10,
     "maximize": 17,
     "state_bits": 13,
     "stochastic_rounding": 10,

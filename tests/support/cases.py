@@ -260,6 +260,7 @@ BY_HAND: tuple[Case, ...] = (
     _adamw("mixed", *OTHER_WAY),
     _adamw("hyperball", Group((*MATRICES, *VECTORS)), **SPHERE),
     _adamw("hyperball-experts", Group(EXPERTS), **SPHERE),
+    _adamw("hyperball-amsgrad", Group(MATRICES), amsgrad=True, **SPHERE),
     _adamw("floor", Group((*MATRICES[:4], *VECTORS)), weight_norm="floor", weight_norm_floor=2.0),
     _adamw("floor-cautious", Group(MATRICES), weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True),
     _adamw("row-floor", Group(MATRICES), weight_norm="row_floor", weight_norm_floor=2.0),
@@ -268,6 +269,8 @@ BY_HAND: tuple[Case, ...] = (
     _lion("cautious", cautious_wd=True),
     _lion("maximize", maximize=True),
     _lion("betas", betas=(0.9, 0.1)),
+    _lion("hyperball", Group((*MATRICES, *VECTORS)), **SPHERE),
+    _lion("row-floor-cautious", Group(MATRICES), weight_norm="row_floor", cautious_wd=True),
     *NORMED_CASES,
     *GALORE_CASES,
     *APOLLO_CASES,
@@ -282,9 +285,13 @@ def _derived(cls: type[OxOptimizer]) -> list[Case]:
     """Rows of a class by its schema."""
     shared = {"default": {}, "cautious": {"cautious_wd": True}, "maximize": {"maximize": True}}
     shared["no-decay"] = {"weight_decay": 0.0}
+    norms = {"hyperball": SPHERE, "floor": {"weight_norm": "floor", "weight_norm_floor": 2.0}}
+    rows = [(name, kwargs, VECTORS) for name, kwargs in (*shared.items(), *derived.settings(cls))]
+    if cls._LEAVES_UPDATE:
+        rows += [(name, kwargs, (*MATRICES[:4], *VECTORS)) for name, kwargs in norms.items()]
     return [
-        Case(f"{cls._ALGORITHM}-{name}", cls, cls._ALGORITHM, {**BASE, **kwargs}, (Group(VECTORS),))
-        for name, kwargs in (*shared.items(), *derived.settings(cls))
+        Case(f"{cls._ALGORITHM}-{name}", cls, cls._ALGORITHM, {**BASE, **kwargs}, (Group(shapes),))
+        for name, kwargs, shapes in rows
     ]
 
 

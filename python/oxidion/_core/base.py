@@ -20,6 +20,7 @@ from oxidion._core import (
     group_checks,
     loading,
     masters,
+    norms,
     schema,
     signature,
     summary,
@@ -254,6 +255,7 @@ class OxOptimizer(Stepper, Optimizer):
         own._check_settings(group, where)
         averages.check(group, where, decays_apart=own._DECAYS_APART)
         masters.check(group, where)
+        norms.check(group, where, leaves_update=own._LEAVES_UPDATE, by_element=not own._MATRIX)
 
     @override
     def _check_written(self) -> None:
@@ -390,9 +392,10 @@ class OxOptimizer(Stepper, Optimizer):
 
     @override
     def _communicates(self) -> bool:
-        classes = (self._registry.get(group["algorithm"], OxOptimizer) for group in self.param_groups)
-        own = any(cls._COMMUNICATES for cls in classes)
-        return own or bool(self._meshes.pending) or bool(self._comms) or self._redistributes
+        for group in self.param_groups:
+            if self._registry.get(group["algorithm"], OxOptimizer)._COMMUNICATES:
+                return True
+        return bool(self._meshes.pending) or bool(self._comms) or self._redistributes
 
     @override
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:

@@ -7,11 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from oxidion._core import averages
+from oxidion._core import averages, norms
 from oxidion._dist.comm import local
-
-RADIUS = "radius"
-"""The state with the norms that ``weight_norm="hyperball"`` keeps; 0: the next step takes them."""
 
 
 def follow(own: Mapping[str, Any], write: Callable[[Tensor], object], changes: Tensor) -> None:
@@ -28,5 +25,5 @@ def follow(own: Mapping[str, Any], write: Callable[[Tensor], object], changes: T
     """
     if averages.SHARE in own and averages.KEY in own:
         write(local(own[averages.KEY]))
-    if isinstance(radius := own.get(RADIUS), Tensor):
+    if isinstance(radius := own.get(norms.RADIUS), Tensor):
         local(radius).mul_(changes.logical_not().to(local(radius).device))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from oxidion._core import averages, validate
+from oxidion._core import averages, norms, validate
 from oxidion._core.validate import Field, Word
 from oxidion._oxidion import algorithms
 
@@ -34,6 +34,8 @@ COMMON: dict[str, Field] = {
     "stochastic_rounding": validate.flag(False),
     "master_weights": validate.flag(False),
     "seed_by": validate.word("name", "name", "position"),
+    "weight_norm": validate.word("free", "free", "hyperball", "floor", "row_floor"),
+    "weight_norm_floor": validate.number(0.35),
     **averages.SCHEMA,
 }
 """Group keys of every algorithm, which groups have from their construction on.
@@ -44,10 +46,6 @@ names have "position", and so has a group with names that has loaded a checkpoin
 
 ONLY_ARGUMENTS: dict[str, Any] = {"init_state": False, "distributed_mesh": None}
 """Defaults of the arguments of every class that are no group keys."""
-
-APART = {"weight_norm"}
-"""Keys of which a class's value is that of its own algorithm: embeddings beside matrices that keep their norm
-are free unless their group says otherwise."""
 
 SCHEDULER_KEYS = {
     "initial_lr",
@@ -106,11 +104,11 @@ def settle_kinds(
     """Gives a group its algorithm's defaults where the class's are of another kind.
 
     ``eps`` is a number in one algorithm and two in another, ``beta1`` a mirror of ``betas`` or a setting of
-    its own: what the class has as its default would say nothing there. Nor does it for keys of `APART`.
+    its own: what the class has as its default would say nothing there. Nor does it for keys of `norms.OWN`.
     """
     schema = schemas.get(group.get("algorithm", ""), own)
-    for key in APART & schema.keys() if schema is not own else ():
-        group.setdefault(key, schema[key].default)
+    for key in norms.OWN if schema is not own else ():
+        group.setdefault(key, COMMON[key].default)
     for key, field in schema.items():
         same = own.get(key, own.get(SPELLINGS.get(key, ""), COMMON.get(key, field)))
         if same.wanted != field.wanted:

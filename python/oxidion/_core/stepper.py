@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from oxidion._core import averages, counters, driver, masters, runner, schema, validate
+from oxidion._core import averages, counters, driver, masters, norms, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.owned import OwnerSharded
@@ -75,6 +75,8 @@ class Stepper:
     """
     _DECAYS_APART: ClassVar[bool] = True
     """True if the decay of this class's algorithm is no part of its update."""
+    _LEAVES_UPDATE: ClassVar[bool] = True
+    """True if the last step of this class's algorithm takes any update, as of weights whose norm is held."""
     _OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
     """Moments of this class's algorithm that a setting may switch on between two steps."""
     _LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -115,20 +117,6 @@ class Stepper:
     _redistributes: bool = False
     _runner: runner.Runner = runner.DIRECT
 
-    @classmethod
-    def _refuses_zeros(cls, group: dict[str, Any]) -> bool:
-        """True if no step could change a matrix of zeros of this group."""
-        return False
-
-    @classmethod
-    def _refuse_zeros(cls, name: str) -> None:
-        """Refuses a parameter of zeros.
-
-        Raises:
-            ValueError: that names it and the ways out.
-        """
-        raise ValueError(f"{name}: all zero")
-
     @abstractmethod
     def _communicates(self) -> bool:
         """True where steps on several ranks communicate; the same on all of them."""
@@ -163,8 +151,10 @@ class Stepper:
         self._settle_keys()
         if self._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
-        self._tell_cold()
-        self._count_loaded()
+        if self._cold:
+            self._tell_cold()
+        if self._is_loaded:
+            self._count_loaded()
         if not self._has_told:
             self._has_told = True
             masters.tell_of_rounding(self.param_groups)
@@ -336,13 +326,11 @@ class Stepper:
 
     def _unlooked(self) -> list[int]:
         """The groups that refuse zeros, have a rate above 0, and were not looked at since they were bound."""
-        return [
-            number
-            for number, group in enumerate(self.param_groups)
-            if number not in self._looked
-            and self._class_of(group["algorithm"])._refuses_zeros(group)
-            and not is_still(group)
-        ]
+        found = []
+        for number, group in enumerate(self.param_groups):
+            if number not in self._looked and norms.keep(group) and not is_still(group):
+                found.append(number)
+        return found
 
     def _look_for_zeros(self, groups: comm.Groups | None) -> None:
         """Refuses matrices of zeros that no step could change, before anything is written.
@@ -359,14 +347,13 @@ class Stepper:
         """
         found = []
         for number, group in enumerate(self.param_groups):
-            cls = self._class_of(group["algorithm"])
-            if cls._refuses_zeros(group) and not is_still(group):
+            if norms.keep(group) and not is_still(group):
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
-                found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
-        lines = [set(comm.lines_of(param)) for _, _, param in found]
+                found += [(name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
+        lines = [set(comm.lines_of(param)) for _, param in found]
         found = [row for row, own in zip(found, lines, strict=True) if bool(own) == (groups is not None)]
         lines = [own for own in lines if bool(own) == (groups is not None)]
-        flags = [int(bool(comm.local(param).detach().any())) for _, _, param in found]
+        flags = [int(bool(comm.local(param).detach().any())) for _, param in found]
         for ranks, line in (groups or {}).items():
             # The ranks of an axis have the same parameters on it, and may have others besides.
             at = [index for index, own in enumerate(lines) if ranks in own]
@@ -378,9 +365,9 @@ class Stepper:
         if not self._is_grid or any(own != axes for own in lines):
             for line in (groups or {}).values():  # ranks may have other parameters, as of experts
                 is_zero = collectives.largest_of([is_zero], line)[0]
-        for flag, (cls, name, _) in zip(flags, found, strict=True):
+        for flag, (name, _) in zip(flags, found, strict=True):
             if not flag:
-                cls._refuse_zeros(name)
+                norms.refuse_zeros(name)
         if is_zero:
             raise ValueError(
                 "another rank has weights of zeros that no step could change: its error names them"
@@ -431,6 +418,8 @@ class Stepper:
     def _to_agree(self, *, planned: bool) -> comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         groups = self._read_groups() if self._groups is None else self._groups
+        if not groups:
+            return groups
         comm.check_alive(groups, self._meshes)
         communicates, done = self._communicates(), self.param_groups[0]["step"] - 1
         every = (1 if communicates else QUIET_STEPS) if self.compare_every is None else self.compare_every
@@ -449,7 +438,8 @@ class Stepper:
             return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), streams)
 
         refuse_modes()
-        self._refuse_poison()
+        if self._poison is not None or self._pending is not None:
+            self._refuse_poison()
         self._check_written()
         session = self._session
         if session is None or not begins(session):
@@ -485,7 +475,9 @@ class Stepper:
         """Reads what was written into the groups since the last step under other words for their keys."""
         for number, group in enumerate(self.param_groups):
             self._settle_algorithm(group, number)
-            schema.translate(group, self._words(group), f"group {number}", latest=True)
+            words = self._words(group)
+            if not words.keys().isdisjoint(group):
+                schema.translate(group, words, f"group {number}", latest=True)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     def _make_plan(self) -> Plan:
@@ -564,7 +556,7 @@ class Stepper:
 
     def _count_loaded(self) -> None:
         """Looks once, at the first step after a state dict was loaded, for counters that it did not have."""
-        if not self._is_loaded or device.is_capturing(device.device_of(self.param_groups)):
+        if device.is_capturing(device.device_of(self.param_groups)):
             return
         self._is_loaded = False
         found = counters.uncounted(self.param_groups, self.state, self._STATE_NAMES)

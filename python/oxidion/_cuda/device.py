@@ -129,7 +129,7 @@ def current_streams(devices: Sequence[torch.device]) -> list[int]:
             f"a step cannot be captured that is on several devices, {', '.join(map(str, devices))}: make an "
             "optimizer for each device"
         )
-    return [current_stream(where) for where in devices]
+    return list(map(current_stream, devices))
 
 
 def stream_of(value: object) -> int:

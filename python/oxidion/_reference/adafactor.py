@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from oxidion._reference.factors import decay_at, normalized, rms
-from oxidion._reference.update import Group, State, average, count
+from oxidion._reference.factors import normalized, rms
+from oxidion._reference.update import Group, State, average, count, decay
 
 
 def adafactor_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -33,5 +33,5 @@ def adafactor_step(param: Tensor, grad: Tensor, state: State, group: Group) -> N
     update = rate * update
     if group["beta1"] is not None:
         update = average(state, "momentum", update, float(group["beta1"]))
-    decay_at(param, update, rate * float(group["weight_decay"]), group)
+    decay(param, update, group, rate * float(group["weight_decay"]))
     param -= update

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, average, count, decay
+from oxidion._reference.update import Group, State, average, count, take_elementwise
 
 
 def half_life_between(beta1: float, beta3: float, share: float) -> float:
@@ -21,7 +21,7 @@ def half_life_between(beta1: float, beta3: float, share: float) -> float:
 def ademamix_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """AdEMAMix (arXiv:2409.03137), algorithm 1 with its schedules, epsilon outside the root.
 
-    Decay, then ``X <- X - lr (m1_hat + a m2) / (sqrt(v_hat) + eps)``. ``cautious_wd`` decays where the step
+    Decay, then ``X <- X - lr (m1_hat + a m2) / (sqrt(v_hat) + eps)``. Cautious decay acts where the step
     points along X.
     """
     grad = -grad if group.get("maximize", False) else grad
@@ -36,5 +36,4 @@ def ademamix_step(param: Tensor, grad: Tensor, state: State, group: Group) -> No
     second = average(state, "variance", grad * grad, beta2)
     mixed = fast / (1.0 - beta1**step) + alpha * slow
     update = mixed / ((second / (1.0 - beta2**step)).sqrt() + epsilon_of(group))
-    decay(param, update, group)
-    param -= float(group["lr"]) * update
+    take_elementwise(param, update, update, group, state)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from oxidion._reference.factors import decay_at, factored, normalized
-from oxidion._reference.update import Group, State, average, count
+from oxidion._reference.factors import factored, normalized
+from oxidion._reference.update import Group, State, average, count, decay
 
 
 def came_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -21,5 +21,5 @@ def came_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     if param.ndim >= 2:
         instability = (u - m).square() + float(group["eps"][1])
         direction = m / factored(state, "res_", instability, beta3).sqrt()
-    decay_at(param, direction, float(group["lr"]) * float(group["weight_decay"]), group)
+    decay(param, direction, group)
     param -= float(group["lr"]) * direction

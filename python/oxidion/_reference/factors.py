@@ -7,7 +7,6 @@ only because the core keeps them.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from oxidion._reference.update import Group, State, average
@@ -32,9 +31,3 @@ def normalized(grad: Tensor, state: State, group: Group, beta2: float) -> Tensor
     v = factored(state, "", s, beta2) if grad.ndim >= 2 else average(state, "variance", s, beta2)
     u = grad / v.sqrt()
     return u / (u.square().mean().sqrt() / float(group["clip_threshold"])).clamp(min=1.0)
-
-
-def decay_at(param: Tensor, direction: Tensor, rate: float, group: Group) -> None:
-    """``X <- (1 - rate) X``; with ``cautious_wd`` only where ``X * direction >= 0``."""
-    mask = param * direction >= 0 if group.get("cautious_wd", False) else torch.ones_like(param)
-    param -= rate * param * mask

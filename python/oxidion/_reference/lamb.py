@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
-from oxidion._reference.update import Group, State, average, count
+from oxidion._reference.update import Group, State, average, count, decayed
 
 
 def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """LAMB (arXiv:1904.00962) with the conventions of ``debias``.
 
-    ``u = m / (sqrt(v) + eps) + wd X`` and ``X <- X - lr r u``, ``r = phi(||X||) / ||u||``. ``cautious_wd``
+    ``u = m / (sqrt(v) + eps) + wd X`` and ``X <- X - lr r u``, ``r = phi(||X||) / ||u||``. Cautious decay
     leaves the decay out of u where X and the rest of u differ in sign.
     """
     t = count(state)
@@ -30,8 +29,7 @@ def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         m, v = m / correction1, v / correction2
     u = m / (v.sqrt() + float(group["eps"] if "eps" in group else group["epsilon"]))
     wd = float(group["weight_decay"])
-    agree = param * u >= 0 if group.get("cautious_wd", False) else torch.ones_like(param)
-    u = u + wd * param * agree
+    u = u + wd * decayed(param, u, group)
     rate = float(group["lr"])
     if debias == "step":
         rate *= math.sqrt(correction2) / correction1
@@ -40,11 +38,11 @@ def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     param -= rate * u
 
 
-def trust_ratio(weight_norm: float, update_norm: float, group: Group) -> float:
+def trust_ratio(size: float, step_size: float, group: Group) -> float:
     """``phi(||X||) / ||u||``, 1 where either is 0, at most ``trust_clip``."""
     if group.get("phi") is not None:
         low, high = map(float, group["phi"])
-        weight_norm = min(max(weight_norm, low), high)
-    ratio = weight_norm / update_norm if weight_norm != 0.0 and update_norm != 0.0 else 1.0
+        size = min(max(size, low), high)
+    ratio = size / step_size if size != 0.0 and step_size != 0.0 else 1.0
     clip = group.get("trust_clip")
     return ratio if clip is None or not ratio > float(clip) else float(clip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxidion._reference.update import Group, State, betas_of, decay
+from oxidion._reference.update import Group, State, betas_of, take_elementwise
 
 
 def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -20,5 +20,4 @@ def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     mixed = beta1 * momentum + (1.0 - beta1) * grad
     update = mixed.sign()
     momentum.mul_(beta2).add_(grad, alpha=1.0 - beta2)
-    decay(param, update, group)
-    param -= float(group["lr"]) * update
+    take_elementwise(param, update, update, group, state)

@@ -13,7 +13,7 @@ from torch import Tensor
 from oxidion._oxidion import fill_normal
 from oxidion._reference.matrices import bases, matrices
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, betas_of, bound, decay, move
+from oxidion._reference.update import Group, State, betas_of, take_step
 
 BASIS_TAG = 4
 NAMES = ("L", "R")
@@ -200,11 +200,6 @@ def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         kept.learn(block, g, beta, steps)
     if steps == 0:
         return
-    rules = group if param.ndim > 1 else {**group, "weight_norm": "free"}
-    xs = blocks_of(param, group)
-    moves = bound(xs, blocks_of(update, group), rules, state)
-    if group.get("decay_order", "galore") == "torch":
-        decay(param, update, group)
-    move(xs, moves, rules, state)
-    if group.get("decay_order", "galore") == "galore":
-        decay(param, update, group)
+    views = (blocks_of(param, group), blocks_of(update, group))
+    late = group.get("decay_order", "galore") == "galore"
+    take_step(param, update, views, group, state, late=late)

@@ -25,23 +25,63 @@ def betas_of(group: Group) -> tuple[float, float]:
     return float(beta1), float(beta2)
 
 
-def decay(param: Tensor, direction: Tensor, group: Group) -> None:
-    """Decay ``X <- (1 - lr * weight_decay) X``; with ``cautious_wd`` only where ``X * direction >= 0``."""
-    rate = float(group["lr"]) * float(group.get("weight_decay", 0.0))
-    if group.get("cautious_wd", False):
-        param -= rate * param * (param * direction >= 0)
-    else:
-        param -= rate * param
+def decay(param: Tensor, direction: Tensor, group: Group, rate: float | None = None) -> None:
+    """Decay ``X <- (1 - rate) X``; with ``cautious_wd`` only where ``X * direction >= 0``.
+
+    The rate is ``lr * weight_decay`` unless given.
+    """
+    rate = float(group["lr"]) * float(group.get("weight_decay", 0.0)) if rate is None else rate
+    param -= rate * decayed(param, direction, group)
+
+
+def decayed(param: Tensor, direction: Tensor, group: Group) -> Tensor:
+    """X, with ``cautious_wd`` 0 where ``X * direction < 0``."""
+    return param * (param * direction >= 0) if group.get("cautious_wd", False) else param
 
 
 def apply(param: Tensor, update: Tensor, group: Group, state: State) -> None:
-    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view; see `bound`."""
+    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view."""
     rule = group.get("adjust_lr", "spectral_norm")
     xs, us = matrices(param, group), matrices(update, group)
     scaled = [lr_factor(rule, *fans(u, group)) * u for u in us]
-    steps = bound(xs, scaled, group, state)
-    decay(param, update, group)
-    move(xs, steps, group, state)
+    take_step(param, update, (xs, scaled), group, state)
+
+
+def take_elementwise(
+    param: Tensor, update: Tensor, direction: Tensor, group: Group, state: State, *, late: bool = False
+) -> None:
+    """As `take_step`, where matrices are those over the last two dimensions."""
+    views = [matrices(x, {}) if x.ndim > 1 else [x] for x in (param, update)]
+    take_step(param, direction, (views[0], views[1]), group, state, late=late)
+
+
+def take_step(
+    param: Tensor,
+    direction: Tensor,
+    views: tuple[Sequence[Tensor], Sequence[Tensor]],
+    group: Group,
+    state: State,
+    *,
+    late: bool = False,
+) -> None:
+    """Decay and ``X <- X - lr U``, with the norms of matrices held as the group says.
+
+    Args:
+        param: X.
+        direction: with cautious decay the signs that X is compared with.
+        views: parts of X and of U that are matrices of their own.
+        group: settings.
+        state: of X.
+        late: whether decay comes last.
+    """
+    rules = group if param.ndim > 1 else {**group, "weight_norm": "free"}
+    xs, us = views
+    steps = bound(xs, us, rules, state)
+    if not late:
+        decay(param, direction, group)
+    move(xs, steps, rules, state)
+    if late:
+        decay(param, direction, group)
 
 
 def bound(xs: Sequence[Tensor], us: Sequence[Tensor], group: Group, state: State) -> list[Tensor]:

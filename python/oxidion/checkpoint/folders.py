@@ -420,8 +420,8 @@ def _their_state(
     if alien or coded:
         raise ValueError(
             f"{name}: microsoft/dion has no place for the state {(alien or coded)[0]!r}. Save with "
-            "dcp.save(), or train without the setting that needs it (average, weight_norm, master_weights, "
-            "state_bits)"
+            "dcp.save(), or train without the setting that needs it (average, master_weights, state_bits, or "
+            "norms of weights that are held)"
         )
     made = {key: state[key] for key in keys}
     if algorithm == "adamw" and optimizer._ALGORITHM != "dion":

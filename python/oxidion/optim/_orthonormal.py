@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from oxidion._core.base import OxOptimizer
 from oxidion._core.signature import spread
 from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
-from oxidion.optim._weight_norm import WeightNormOptimizer
 
 
-class OrthonormalOptimizer(WeightNormOptimizer):
+class OrthonormalOptimizer(OxOptimizer):
     """An optimizer with an orthonormalized update.
 
     Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
@@ -54,19 +54,12 @@ class OrthonormalOptimizer(WeightNormOptimizer):
         ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
             "polar_express_gram", triples ``(a, b, c)``, or one triple for every step, as torch has it.
         ns_steps: how many of the rows; the last is repeated. None: all, and five of one triple.
-        weight_norm: "free"; "hyperball": every matrix keeps the Frobenius norm R of its first step,
-            ``X' = X - lr (R/|U|) U``, ``X <- X' R/|X'|``: ``lr`` is an angle, and ``weight_decay`` must be 0;
-            "floor": ``U <- U max(1, c |X|/|U|)``; "row_floor": the same for each row (arXiv:2606.16899).
-            State of "hyperball": ``radius``, one number for each matrix. U is the whole update: that of
-            ``Dion2`` and ``NorDion2`` is zero where nothing is selected.
-        weight_norm_floor: the ``c`` of the floors; ``|U|`` has the factor ``s``.
         check_grad_sync: check at every step that replicas have equal gradients.
 
     Raises:
         TypeError: for a ``newton_schulz_func`` that cannot be called.
         ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients, and
-            for two words for one setting with different values; for ``weight_norm="hyperball"`` with decay,
-            and in the first step for a matrix of zeros, which has no norm to keep.
+            for two words for one setting with different values.
     """
 
     _ABSENT: ClassVar[Mapping[str, Any]] = {"newton_schulz_func": None}

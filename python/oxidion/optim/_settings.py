@@ -118,12 +118,6 @@ TORCH_WORDS: dict[str, Word] = {
 }
 """torch.optim.Muon's words for arguments and group keys, for the classes in which they mean the same."""
 
-WEIGHT_NORM_SCHEMA: dict[str, Field] = {
-    "weight_norm": validate.word("free", "free", "hyperball", "floor", "row_floor"),
-    "weight_norm_floor": validate.number(0.35),
-}
-"""Group keys of the classes that can hold the norms of weights."""
-
 NEURON_SCHEMA: dict[str, Field] = {
     "muon_beta2": validate.beta(0.95),
     "norm_scope": validate.word("global", "global", "shard"),

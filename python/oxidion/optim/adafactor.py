@@ -54,6 +54,7 @@ class Adafactor(OxOptimizer):
     """
 
     _ALGORITHM = "adafactor"
+    _LEAVES_UPDATE = False
     _MATRIX = False
     _COMMUNICATES = True
     _OPTIONAL_ROLES = frozenset({"momentum"})

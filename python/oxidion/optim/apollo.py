@@ -55,6 +55,7 @@ class APOLLOAdamW(LowRankOptimizer):
     """
 
     _ALGORITHM = "apollo_adamw"
+    _LEAVES_UPDATE = False
     _SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
         "eps": validate.number(1e-6),

@@ -48,6 +48,7 @@ class CAME(OxOptimizer):
     """
 
     _ALGORITHM = "came"
+    _LEAVES_UPDATE = False
     _MATRIX = False
     _COMMUNICATES = True
     _SCHEMA: ClassVar[dict[str, Field]] = {

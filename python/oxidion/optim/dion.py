@@ -8,14 +8,14 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
 from oxidion._core.signature import CommonOptions, Params, spread
 from oxidion._dist.comm import check_same, read_meshes
-from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
-from oxidion.optim._weight_norm import WeightNormOptimizer
+from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
 
-class Dion(WeightNormOptimizer):
+class Dion(OxOptimizer):
     r"""Dion: low-rank orthonormal updates with error feedback (Ahn et al. 2025, arXiv:2504.05295).
 
     With the matrix oriented so that ``m ≥ n`` (its transpose where it is wide) and rank ``r``:
@@ -26,10 +26,9 @@ class Dion(WeightNormOptimizer):
         Q_j \leftarrow R_j / (\lVert R_j \rVert + \epsilon), \quad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
-    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; of "hyperball" ``radius``, one for
-    each matrix; all is written in place. A direction that the momentum lacks (a column of R that is zero or
-    rounding noise) adds nothing to the update and keeps its column of Q. A non-finite gradient makes its own
-    parameter NaN, no other.
+    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; all is written in place. A direction
+    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
+    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
 
     Args:
         lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
@@ -55,11 +54,6 @@ class Dion(WeightNormOptimizer):
             column of Q, less what it has of the new ones and scaled to length 1; unchanged where less than
             1/1024 of it is left, or where all columns are such. A column that depends on those before it
             is divided by its norm.
-        weight_norm: "free"; with ``U = P Q^T`` (arXiv:2606.16899) "hyperball": every matrix keeps the norm R
-            of its first step, ``X' = X - lr (R/|U|) U``, ``X <- X' R/|X'|``: ``lr`` is an angle, and
-            ``weight_decay`` must be 0; "floor": ``U <- U max(1, c |X|/|U|)``; "row_floor": the same for each
-            row. All but "free" form U, in memory for the matrices that are worked on together.
-        weight_norm_floor: the ``c`` of the floors; ``|U|`` has the factor of ``adjust_lr``.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
@@ -67,8 +61,8 @@ class Dion(WeightNormOptimizer):
         route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a
             tuple does so along these mesh axes, and inner ones of the same side. "auto" takes what sends
             least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer bits than the
-            products is rounded once more when gathered. One of 8 bits is kept, and so is a matrix with
-            ``weight_norm``.
+            products is rounded once more when gathered. One of 8 bits is kept, and so is a matrix whose norm
+            is held, which forms U in memory.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
@@ -77,10 +71,6 @@ class Dion(WeightNormOptimizer):
         outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.
         inner_shard_mesh: 1-D mesh of tensor parallelism.
         replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
-
-    Raises:
-        ValueError: for ``weight_norm="hyperball"`` with decay, and in the first step for a matrix of zeros,
-            which has no norm to keep.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -107,7 +97,6 @@ class Dion(WeightNormOptimizer):
         "seed": validate.count(0, low=0),
         "route": validate.route(),
         **VIEW_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
     }
 
     def __init__(
@@ -130,8 +119,6 @@ class Dion(WeightNormOptimizer):
         adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
         | None = "spectral_norm",
         right_factor: Literal["column", "orthonormal"] = "column",
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         flatten: bool = False,
         seed: int = 0,
         route: Literal["auto", "keep", "gather"] | tuple[str, ...] = "auto",

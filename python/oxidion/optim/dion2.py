@@ -12,7 +12,7 @@ from oxidion._core import validate
 from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA
 
 
 class Dion2(OrthonormalOptimizer):
@@ -49,7 +49,6 @@ class Dion2(OrthonormalOptimizer):
         "ef_decay": validate.number(0.95),
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
     }
 
     def __init__(
@@ -82,8 +81,6 @@ class Dion2(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         check_grad_sync: bool = False,
         **common: Unpack[CommonOptions],
     ) -> None:

@@ -60,6 +60,7 @@ class GaLoreAdamW(LowRankOptimizer):
     """
 
     _ALGORITHM = "galore_adamw"
+    _LEAVES_UPDATE = False
     _OWN_DEFAULTS: ClassVar[Mapping[str, Any]] = {"state_bits": 8}
     _SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,

@@ -45,6 +45,7 @@ class Lamb(OxOptimizer):
     """
 
     _ALGORITHM = "lamb"
+    _LEAVES_UPDATE = False
     _DECAYS_APART = False
     _MATRIX = False
     _COMMUNICATES = True

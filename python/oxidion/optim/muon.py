@@ -13,7 +13,7 @@ from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.signature import Params, SharedOptions
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, TORCH_WORDS, WEIGHT_NORM_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, TORCH_WORDS
 
 
 class Muon(OrthonormalOptimizer):
@@ -42,7 +42,6 @@ class Muon(OrthonormalOptimizer):
         "mu": validate.number(0.95),
         "nesterov": validate.flag(False),
         **FAMILY_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
     }
     _WORDS = TORCH_WORDS
 
@@ -77,8 +76,6 @@ class Muon(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],
     ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -44,6 +44,7 @@ class MuonH(Muon):
     """
 
     _WORDS = Muon._WORDS
+    _OWN_DEFAULTS: ClassVar[Mapping[str, Any]] = {"weight_norm": "hyperball"}
 
     def __init__(
         self,
@@ -76,8 +77,6 @@ class MuonH(Muon):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "hyperball",
-        weight_norm_floor: float = 0.35,
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],
     ) -> None:

@@ -12,7 +12,7 @@ from oxidion._core import validate
 from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, SELECTION_SCHEMA
 
 
 class NorDion2(OrthonormalOptimizer):
@@ -50,7 +50,6 @@ class NorDion2(OrthonormalOptimizer):
         **NEURON_SCHEMA,
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
     }
 
     def __init__(
@@ -83,8 +82,6 @@ class NorDion2(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         norm_scope: Literal["global", "shard"] = "global",
         check_grad_sync: bool = False,
         **common: Unpack[CommonOptions],

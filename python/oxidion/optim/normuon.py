@@ -13,7 +13,7 @@ from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.signature import Params, SharedOptions
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS, WEIGHT_NORM_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS
 
 
 class NorMuon(OrthonormalOptimizer):
@@ -50,7 +50,6 @@ class NorMuon(OrthonormalOptimizer):
         "nesterov": validate.flag(False),
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
     }
     _WORDS = TORCH_WORDS
 
@@ -86,8 +85,6 @@ class NorMuon(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         norm_scope: Literal["global", "shard"] = "global",
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],

@@ -9,11 +9,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field, Word
-from oxidion.optim._settings import VIEW_SCHEMA, WEIGHT_NORM_SCHEMA
-from oxidion.optim._weight_norm import WeightNormOptimizer
+from oxidion.optim._settings import VIEW_SCHEMA
 
 BASIS_SCHEMA: dict[str, Field] = {
     "shampoo_beta": validate.beta(None),
@@ -27,7 +27,7 @@ BASIS_SCHEMA: dict[str, Field] = {
 """Group keys of the classes that work in an eigenbasis."""
 
 
-class SOAP(WeightNormOptimizer):
+class SOAP(OxOptimizer):
     r"""SOAP: Adam in the eigenbasis of Shampoo's factors (arXiv:2409.11321).
 
     The first gradient G makes the factors and their eigenvectors and changes no parameter. Afterwards, with t
@@ -48,21 +48,13 @@ class SOAP(WeightNormOptimizer):
     longer than ``max_precondition_dim`` has no basis. Leading dimensions number matrices; parameters of fewer
     than two dimensions take the same step without a basis.
 
-    With ``weight_norm`` a matrix takes another step (arXiv:2606.16899). U with its factor being U, and R the
-    Frobenius norm that X has before it first moves:
-
-    .. math::
-        \text{hyperball:}\; X' = X - \mathrm{lr} \frac{R}{\lVert U \rVert} U, \;
-        X \leftarrow R \frac{X'}{\lVert X' \rVert} \qquad
-        \text{floor:}\; U \leftarrow U \max\Big(1, c \frac{\lVert X \rVert}{\lVert U \rVert}\Big)
-
     State: ``exp_avg`` (M) and ``exp_avg_sq`` (V), shaped like the parameter; ``L`` and ``Q_L``, ``(..., m,
     m)``, ``R`` and ``Q_R``, ``(..., n, n)``, float32 (float64 for float64 parameters); ``basis_step``, the
-    number of the gradient that made the first basis of a matrix; ``step``, gradients so far; with "hyperball"
-    ``radius``, a number for each matrix. Where a side with a basis is cut, one process has all states of a
-    matrix; where the other side is, factors are sums to which ranks add. Call
-    ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``. Parameters and state are written in
-    place. A gradient that is not finite changes no factor; it makes its parameter non-finite.
+    number of the gradient that made the first basis of a matrix; ``step``, gradients so far. Where a side
+    with a basis is cut, one process has all states of a matrix; where the other side is, factors are sums to
+    which ranks add. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``. Parameters
+    and state are written in place. A gradient that is not finite changes no factor; it makes its parameter
+    non-finite.
 
     Args:
         lr: step size; a one-element tensor is allowed.
@@ -88,16 +80,9 @@ class SOAP(WeightNormOptimizer):
             ``split_dim`` (0: of rows, 1: of columns).
         owned_states: keep states with one process, the owner, also where no side with a basis is cut: copies
             of a weight share the memory and send the update instead of repeating the work.
-        weight_norm: "free", "hyperball" (``lr`` is an angle, and ``weight_decay`` must be 0), "floor", or
-            "row_floor", the same for each row. Parameters of fewer than two dimensions are free in any case.
-        weight_norm_floor: the ``c`` of the floors.
         seed: of the numbers that complete the first bases, and of stochastic rounding.
         state_dtype: dtype of M; None means float32. V is float32 (float64
             for float64 parameters).
-
-    Raises:
-        ValueError: for ``weight_norm="hyperball"`` with decay, and in the first step for a matrix of zeros,
-            which has no norm to keep.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -112,7 +97,6 @@ class SOAP(WeightNormOptimizer):
         "normalize_grads": validate.flag(False),
         "decay_order": validate.word("galore", "torch", "galore"),
         "merge_dims": validate.flag(False),
-        **WEIGHT_NORM_SCHEMA,
     }
     _WORDS: ClassVar[Mapping[str, Word]] = {
         "max_precond_dim": Word("max_precondition_dim", BASIS_SCHEMA["max_precondition_dim"]),
@@ -139,8 +123,6 @@ class SOAP(WeightNormOptimizer):
         normalize_gradient: bool = LEFT_OUT,
         owned_states: bool = False,
         flatten: bool = False,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         seed: int = 0,
         **common: Unpack[CommonOptions],
     ) -> None:

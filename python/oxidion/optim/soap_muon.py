@@ -12,7 +12,7 @@ from oxidion._core import validate
 from oxidion._core.signature import CommonOptions, Params
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import ADJUST_LR, FAMILY_SCHEMA, WEIGHT_NORM_SCHEMA
+from oxidion.optim._settings import ADJUST_LR, FAMILY_SCHEMA
 from oxidion.optim.soap import BASIS_SCHEMA
 
 DEFAULT_BETA2 = 0.9
@@ -72,7 +72,6 @@ class SOAPMuon(OrthonormalOptimizer):
     _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         **FAMILY_SCHEMA,
-        **WEIGHT_NORM_SCHEMA,
         "betas": validate.betas((0.9, 0.9)),
         "beta2": validate.beta(0.9),
         "adjust_lr": validate.word("original", *ADJUST_LR.words, None),
@@ -114,8 +113,6 @@ class SOAPMuon(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
-        weight_norm_floor: float = 0.35,
         owned_states: bool = False,
         seed: int = 0,
         check_grad_sync: bool = False,

@@ -49,7 +49,7 @@ class QKClip:
     After a step the rows of each registered layer are scaled in place, and its ``max_logits`` is reset to
     ``-inf``. A head whose maximum is NaN or infinite is left as it is, and so is one that was not observed.
     What this package's optimizers keep of the weights follows: the weights that ``average="schedule_free"``
-    steps are scaled too, and ``weight_norm="hyperball"`` keeps the norms of the clipped weights from then on.
+    steps are scaled too, and norms that "hyperball" keeps are those of the clipped weights from then on.
 
     Args:
         optimizer: the optimizer of the weights, on which ``register_step_post_hook`` is called. A copy or a
@@ -263,8 +263,8 @@ def qk_clip_(
 ) -> Tensor:
     """Clips one attention layer once, in place; ``max_logits`` is left as it is and not reduced over ranks.
 
-    States of an optimizer do not follow: with ``average="schedule_free"`` or ``weight_norm="hyperball"``
-    take ``QKClip``.
+    States of an optimizer do not follow: with ``average="schedule_free"`` or norms that "hyperball"
+    keeps take ``QKClip``.
 
     The arguments are those of ``QKClip`` and ``QKClip.add``.
 

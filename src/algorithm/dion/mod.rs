@@ -9,9 +9,9 @@ mod basis;
 mod right;
 mod stages;
 
+use super::last_step::LastStep;
 use super::lr_scale::LrScale;
 use super::stage::StageIo;
-use super::weight_norm::{WEIGH, WeightNorm};
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::linalg::basis::Size;
@@ -48,7 +48,6 @@ const STEP: usize = 4;
 
 const MOMENTUM: usize = 0;
 const Q: usize = 1;
-const RADIUS: usize = 2;
 
 const PREPARE: Stage = 0;
 const PROJECT: Stage = 1;
@@ -96,7 +95,6 @@ pub(super) struct Dion {
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
     storage: StateStorage,
-    weight_norm: WeightNorm,
 }
 
 impl Dion {
@@ -117,7 +115,6 @@ impl Dion {
             q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,
             storage: StateStorage::from_options(options)?,
-            weight_norm: WeightNorm::new(options)?,
         })
     }
 
@@ -209,24 +206,22 @@ impl Algorithm for Dion {
         &SCALARS
     }
 
-    fn leading(&self, p: &ParamSpec) -> usize {
-        self.view.leading(p)
+    fn view(&self, _p: &ParamSpec) -> Matrices {
+        self.view.clone()
     }
 
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        self.view.blocks(p)
+    fn leaves_update(&self) -> bool {
+        true
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let mut states = vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)];
-        states.extend(self.weight_norm.state(p, &self.view, blocks)?);
-        Ok(states)
+        Ok(vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
-        let is_bound = self.weight_norm.binds(shape);
+        let is_bound = shape.bound.is_some();
         let mut program = self.factors(shape);
         let is_in_place = shape.weights == shape.param && !self.in_two_steps(shape.weights, product);
         if momentum != product || !is_in_place && !is_bound {
@@ -245,16 +240,14 @@ impl Algorithm for Dion {
         if !is_bound {
             return Ok(program.local(APPLY, "apply"));
         }
-        program = self.weight_norm.stages(program.local(UPDATE, "update"), shape);
-        Ok(program.local(APPLY_UPDATE, "apply"))
+        Ok(program.local(UPDATE, "update").local(APPLY_UPDATE, "apply"))
     }
 
     fn gathered_program(&self, shape: &UnitShape) -> Result<Option<Program>> {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
-        // Codes are made anew where a state is stored: on the way they would be twice. Norms of weights are sums over shards
-        // after the update, which has no place behind what is gathered.
-        if momentum.is_quantized() || self.weight_norm.binds(shape) {
+        // Codes are made anew where a state is stored: on the way they would be twice.
+        if momentum.is_quantized() {
             return Ok(None);
         }
         let program = self.factors(shape);
@@ -291,10 +284,22 @@ impl Algorithm for Dion {
             FACTORIZE => Self::orthonormalize_right(io),
             UPDATE => self.update(io, h),
             APPLY => self.apply(io, h),
-            WEIGH => self.weight_norm.weigh(io, UPDATES),
-            APPLY_UPDATE => self.decay_and_step(io, h, UPDATES),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
         }
+    }
+
+    fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
+        Some((APPLY_UPDATE, UPDATES))
+    }
+
+    fn last_step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<LastStep> {
+        Ok(LastStep {
+            lr: h[LR],
+            scale: self.adjust.factor(self.view.fans(io.class.rows, io.class.cols)),
+            decay: h[LR] * h[WEIGHT_DECAY],
+            cautious: self.cautious,
+            late: false,
+        })
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {

@@ -1,10 +1,9 @@
 //! The stages of Dion on one bucket.
 
-use super::{
-    Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, RADIUS, RIGHT, STEP, UPDATES, WEIGHT_DECAY, WORK,
-};
+use super::{Dion, EPSILON, FULL, MOMENTUM, MU, NORMS, P, Q, R, RIGHT, STEP, UPDATES, WEIGHT_DECAY, WORK};
+use crate::algorithm::Algorithm;
+use crate::algorithm::last_step::apply;
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
-use crate::algorithm::weight_norm::LastStep;
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
 use crate::linalg::basis::{Rounding, Size, orthonormal_or_zero, stored_epsilon};
@@ -240,11 +239,11 @@ impl Dion {
     }
 
     pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let kernels::Apply { rate, decay, .. } = self.last_step(io, h)?.free();
         let StageIo { units, buffers, class, .. } = io;
-        let Some(unit) = units.first() else {
+        if units.is_empty() {
             return Ok(());
-        };
-        let kernels::Apply { rate, decay, .. } = self.last_step(unit, h).apply();
+        }
         let direct = !self.in_two_steps(class.weights, buffers.get(P)?.flat.dtype());
         self.normalize(units, buffers, h, direct.then_some(-rate))?;
         let own_decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
@@ -266,19 +265,8 @@ impl Dion {
             let [p, work, full] = buffers.several([P, WORK, FULL])?;
             let factors = [p.matrices(units)?, work.matrices(units)?];
             set_product(&mut factored(units, full.matrices(units)?, factors))?;
-            self.decay_and_step(io, h, FULL)
-        }
-    }
-
-    /// Decay and `X ← X - lr·s·U`.
-    fn last_step(&self, unit: &UnitIo<'_>, h: &Hyper) -> LastStep {
-        LastStep {
-            lr: h[LR],
-            scale: self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
-            decay: h[LR] * h[WEIGHT_DECAY],
-            cautious: self.cautious,
-            late: false,
-            radius: RADIUS,
+            let step = self.last_step(io, h)?;
+            apply(io, &step, FULL)
         }
     }
 
@@ -305,13 +293,6 @@ impl Dion {
         });
         let mut kept: Vec<_> = kept.collect();
         kernels::normalize_columns(&mut kept, epsilon, factor.unwrap_or(1.0), factor.is_some())
-    }
-
-    /// Decay and the step, with U in a buffer.
-    pub(super) fn decay_and_step(&self, io: &mut StageIo<'_>, h: &Hyper, update: BufferId) -> Result<()> {
-        let Some(unit) = io.units.first() else { return Ok(()) };
-        let step = self.last_step(unit, h);
-        self.weight_norm.apply(io, &step, update)
     }
 
     /// Q, and `U = P·Qᵀ` in the type of its buffer.

@@ -10,13 +10,15 @@
 mod stages;
 
 use super::Algorithm;
-use super::neuron::{ChosenRows, NORMALIZE, Neuron, SQUARES, behind};
+use super::last_step::LastStep;
+use super::neuron::{ChosenRows, NORMALIZE, Neuron, SQUARES};
 use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use super::stage::StageIo;
-use super::weight_norm::WEIGH;
 use crate::error::{Error, Result};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
+use crate::spec::{
+    Block, Description, DimSharding, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape,
+};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["fraction", "selection_scope"];
@@ -93,7 +95,7 @@ impl Dion2 {
     /// Tests whether chosen slices, which lie side by side, are brought to their places in a matrix of zeros: the norms of
     /// weights are those of whole matrices.
     fn spreads(&self, shape: &UnitShape, global: bool) -> bool {
-        !global && self.common.weight_norm.binds(shape)
+        !global && shape.bound.is_some()
     }
 
     /// Updates whose neurons are normalized, where they are to be.
@@ -118,22 +120,20 @@ impl Algorithm for Dion2 {
         if self.neuron.is_some() { &NORMALIZED_SCALARS } else { &SCALARS }
     }
 
-    fn leading(&self, p: &ParamSpec) -> usize {
-        self.common.view.leading(p)
+    fn view(&self, _p: &ParamSpec) -> Matrices {
+        self.common.view.clone()
     }
 
     fn replays(&self, _encoded: bool) -> bool {
         self.common.replays()
     }
 
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        self.common.view.blocks(p)
+    fn leaves_update(&self) -> bool {
+        true
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let mut states = self.common.states(p, blocks, self.neuron.as_ref());
-        states.extend(self.common.radius(p, blocks)?);
-        Ok(states)
+        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -187,7 +187,7 @@ impl Algorithm for Dion2 {
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
-        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
+        Ok(program.local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -201,21 +201,27 @@ impl Algorithm for Dion2 {
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], None),
             (SQUARES, Some(neuron)) => neuron.squares(io, rows),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], rows),
-            (WEIGH, _) => {
-                self.scale(io, rows)?;
-                let whole = self.whole_update(io, &selection)?;
-                self.common.weight_norm.weigh(io, whole)
-            }
-            (APPLY, _) if self.common.weight_norm.binds(io.class) => {
-                let whole = if selection.global { U } else { self.full() };
-                self.common.apply(io, h, whole, behind(self.neuron.as_ref()))
-            }
             (APPLY, _) => {
                 self.scale(io, rows)?;
                 self.apply(io, &selection, h)
             }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }
+    }
+
+    fn update(&self, class: &UnitShape) -> Option<(Stage, BufferId)> {
+        let is_global = self.select([class.rows, class.cols], class.num_shards).global;
+        class.bound.map(|_| (APPLY, if is_global { U } else { self.full() }))
+    }
+
+    fn finish(&self, io: &mut StageIo<'_>, _h: &Hyper) -> Result<()> {
+        let selection = self.select([io.class.rows, io.class.cols], io.class.num_shards);
+        self.scale(io, Some(selection.rows()))?;
+        if selection.global { Ok(()) } else { self.bring_to_places(io, &selection) }
+    }
+
+    fn last_step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<LastStep> {
+        Ok(self.common.last_step(io.class, h))
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {

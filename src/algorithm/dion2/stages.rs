@@ -152,25 +152,18 @@ impl Dion2 {
         Ok(())
     }
 
-    /// The buffer of updates in which every slice has its own place; those that are not chosen are zero.
-    pub(super) fn whole_update(&self, io: &mut StageIo<'_>, selection: &Selection) -> Result<BufferId> {
-        if selection.global {
-            return Ok(U);
-        }
+    /// Brings the update of chosen slices to their places among all.
+    pub(super) fn bring_to_places(&self, io: &mut StageIo<'_>, selection: &Selection) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let [u, chosen, full] = buffers.several([U, CHOSEN, self.full()])?;
         full.flats(units)?.into_iter().try_for_each(|mut x| x.clear())?;
         let mut all = sliced(selection.rows(), units, full.matrices(units)?, u, chosen)?;
-        kernels::put_back(selection.side, &mut all)?;
-        Ok(self.full())
+        kernels::put_back(selection.side, &mut all)
     }
 
     pub(super) fn apply(&self, io: &mut StageIo<'_>, selection: &Selection, h: &Hyper) -> Result<()> {
-        let StageIo { units, buffers, .. } = io;
-        let Some(unit) = units.first() else {
-            return Ok(());
-        };
-        let update = self.common.last_step(unit, h, 0).apply();
+        let StageIo { units, buffers, class, .. } = io;
+        let update = self.common.last_step(class, h).free();
         let ([u, chosen], rows) = (buffers.several([U, CHOSEN])?, selection.rows());
         let chosen = units.iter().map(|unit| rows.of(u, chosen, unit)).collect::<Result<Vec<_>>>()?;
         let all = chosen.into_iter().zip(u.matrices(units)?);

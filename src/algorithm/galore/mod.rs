@@ -97,7 +97,7 @@ impl GaLore {
             [side] if shards[side.index()] == 1 && self.svd != Svd::Exact => {
                 let d = lengths[side.index()];
                 let sums = d * self.sketch_columns(d).unwrap_or(d) * DType::F64.bytes();
-                if sums <= bytes { Origin::Sums(other(side)) } else { Origin::Sent }
+                if sums <= bytes { Origin::Sums(side.other()) } else { Origin::Sent }
             }
             _ => Origin::Sent,
         }
@@ -136,10 +136,6 @@ impl GaLore {
             on_host: false,
         }
     }
-}
-
-fn other(side: Side) -> Side {
-    if side == Side::Rows { Side::Cols } else { Side::Rows }
 }
 
 impl Algorithm for GaLore {

@@ -2,7 +2,7 @@
 
 use super::super::flops;
 use super::super::warned::Warned;
-use super::layout::{SINCE, length, other, state_of};
+use super::layout::{SINCE, length, state_of};
 use crate::algorithm::stage::UnitIo;
 use crate::error::{Error, Result};
 use crate::program::Program;
@@ -223,7 +223,7 @@ impl Bases {
             program.owned = [0, 1].into_iter().chain(SINCE..SINCE + Self::count(sides.len())).collect();
             program.by_owners = true;
         } else {
-            let over = sides.iter().map(|&side| other(side)).enumerate();
+            let over = sides.iter().map(|&side| side.other()).enumerate();
             let cut = over.filter(|(_, side)| class.num_shards[side.index()] > 1);
             program.contributed = cut.map(|(at, side)| (state_of(at, false), side)).collect();
         }

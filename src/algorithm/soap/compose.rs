@@ -4,7 +4,7 @@ use super::Soap;
 use super::basis::Bases;
 use super::layout::{
     APPLY, BASES, COPY, FACTORS, GRADIENT, KEEP, LOAD, NORM, REFRESH, SINCE_BUFFER, SQUARES, STEP, TAKE,
-    TURNS, UPDATE, other,
+    TURNS, UPDATE,
 };
 use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Side, UnitShape};
@@ -24,7 +24,7 @@ impl Bases {
                 let side = sides.get(i).filter(|_| needed);
                 program = program.buffer(side.map_or(none(name), |&side| {
                     let spec = square(name, side);
-                    if name == "factor" { spec.summed(other(side)) } else { spec }
+                    if name == "factor" { spec.summed(side.other()) } else { spec }
                 }));
             }
         }
@@ -81,7 +81,6 @@ impl Soap {
             if self.normalize {
                 program = program.redistribute(NORM, Target::Replicate);
             }
-            program = self.weight_norm.stages(program, shape);
             return self.bases.learn(program.local(APPLY, "apply"), shape);
         }
         let left = self.bases.left(shape);
@@ -90,6 +89,6 @@ impl Soap {
         program = self.bases.learn(program.local(STEP, "step"), shape);
         program = left.into_iter().chain([GRADIENT, NORM]).fold(program, Program::release);
         program = program.redistribute(UPDATE, Target::Storage);
-        self.weight_norm.stages(program, shape).local(APPLY, "apply")
+        program.local(APPLY, "apply")
     }
 }

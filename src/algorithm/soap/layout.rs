@@ -51,8 +51,3 @@ pub(super) fn state_of(at: usize, is_basis: bool) -> usize {
 pub(super) fn length(unit: &UnitIo<'_>, side: Side) -> usize {
     [unit.rows, unit.cols][side.index()]
 }
-
-/// The other side.
-pub(super) fn other(side: Side) -> Side {
-    if side == Side::Rows { Side::Cols } else { Side::Rows }
-}

@@ -11,16 +11,19 @@ mod muon;
 mod refresh;
 mod stages;
 
+use super::last_step::LastStep;
 use super::stage::StageIo;
-use super::weight_norm::{WEIGH, WeightNorm};
 use super::{Algorithm, flops};
 use crate::error::Result;
-use crate::program::{Program, Stage};
-use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::program::{BufferId, Program, Stage};
+use crate::spec::{
+    Block, Code, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage, UnitShape,
+};
 
 use basis::Bases;
-use layout::{APPLY, LOAD, SINCE, STEP};
+use layout::{APPLY, LOAD, SINCE, STEP, UPDATE};
 pub(super) use muon::SoapMuon;
+use stages::moves;
 
 /// Option keys of the bases.
 pub(super) const BASIS: [&str; 5] =
@@ -48,7 +51,6 @@ pub(super) struct Soap {
     late: bool,
     cautious: bool,
     storage: StateStorage,
-    weight_norm: WeightNorm,
 }
 
 impl Soap {
@@ -60,7 +62,6 @@ impl Soap {
             late: !options.either("decay_order", "galore", "torch")?,
             cautious: options.cautious()?,
             storage: StateStorage::from_options(options)?,
-            weight_norm: WeightNorm::new(options)?,
         })
     }
 }
@@ -98,8 +99,12 @@ impl Algorithm for Soap {
         Some(SINCE)
     }
 
-    fn leading(&self, p: &ParamSpec) -> usize {
-        self.bases.view(p).leading(p)
+    fn view(&self, p: &ParamSpec) -> Matrices {
+        self.bases.view(p)
+    }
+
+    fn leaves_update(&self) -> bool {
+        true
     }
 
     fn columns(&self, p: &ParamSpec) -> usize {
@@ -123,7 +128,6 @@ impl Algorithm for Soap {
             StateSpec::counter("step"),
         ];
         states.extend(self.bases.states(p, blocks));
-        states.extend(self.weight_norm.state(p, &self.bases.view(p), blocks)?);
         Ok(states)
     }
 
@@ -135,10 +139,22 @@ impl Algorithm for Soap {
         match stage {
             STEP => self.step(io, h),
             LOAD => Self::load(io),
-            WEIGH => self.weigh(io, h),
-            APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }
+    }
+
+    fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
+        Some((APPLY, UPDATE))
+    }
+
+    fn finish(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        self.normalize_local(io, h)
+    }
+
+    fn last_step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<LastStep> {
+        io.units.retain(moves);
+        let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
+        Ok(LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late })
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {

@@ -9,17 +9,17 @@ use tch::Tensor;
 use super::basis::Bases;
 use super::layout::{BASES, BEHIND, SINCE};
 use super::stages::{gradients, turn};
+use crate::algorithm::last_step::LastStep;
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
-use crate::algorithm::weight_norm::WEIGH;
 use crate::algorithm::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::linalg::OneThread;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Code, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, StateStorage,
-    UnitShape,
+    Block, Code, Description, DimSharding, Hyper, Matrices, Options, ParamSpec, Side, StateSpec,
+    StateStorage, UnitShape,
 };
 use crate::tensor::DType;
 
@@ -165,12 +165,6 @@ impl SoapMuon {
         self.common.orthonormalize(io, h[EPSILON], self.schatten.then_some(NORM))
     }
 
-    /// The update and decay of the parameter.
-    fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let count = self.bases.sides_in(io.class).len();
-        self.common.apply(io, h, U, SINCE + Bases::count(count))
-    }
-
     /// Buffers and stages for matrices of a class.
     fn compose(&self, shape: &UnitShape) -> Result<Program> {
         let (orth, product) = (self.common.product(shape.param), shape.param.arithmetic());
@@ -188,7 +182,6 @@ impl SoapMuon {
             program = program.local(STEP, "step").redistribute(U, Target::Whole).beside(NORM, U);
             program = program.local(ORTHONORMALIZE, "orthonormalize").release(NORM);
             program = program.redistribute(U, Target::Storage);
-            program = self.common.weight_norm.stages(program, shape);
             return Ok(self.bases.learn(program.local(APPLY, "apply"), shape));
         }
         let mut beside = self.bases.left(shape);
@@ -199,7 +192,7 @@ impl SoapMuon {
         program = program.local(ORTHONORMALIZE, "orthonormalize");
         program = beside.into_iter().chain([GRADIENT]).fold(program, Program::release);
         program = program.redistribute(U, Target::Storage);
-        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
+        Ok(program.local(APPLY, "apply"))
     }
 }
 
@@ -262,8 +255,12 @@ impl Algorithm for SoapMuon {
         Some(SINCE)
     }
 
-    fn leading(&self, p: &ParamSpec) -> usize {
-        self.bases.view(p).leading(p)
+    fn view(&self, p: &ParamSpec) -> Matrices {
+        self.bases.view(p)
+    }
+
+    fn leaves_update(&self) -> bool {
+        true
     }
 
     fn replays(&self, _encoded: bool) -> bool {
@@ -280,7 +277,6 @@ impl Algorithm for SoapMuon {
         states.push(variance.eight_bit(Code::Unsigned, &self.storage));
         states.push(StateSpec::counter("step"));
         states.extend(self.bases.states(p, blocks));
-        states.extend(self.common.radius(p, blocks)?);
         Ok(states)
     }
 
@@ -300,10 +296,16 @@ impl Algorithm for SoapMuon {
             }
             LOAD => Self::load(io),
             ORTHONORMALIZE => self.orthonormalize(io, h),
-            WEIGH => self.common.weight_norm.weigh(io, U),
-            APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }
+    }
+
+    fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
+        Some((APPLY, U))
+    }
+
+    fn last_step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<LastStep> {
+        Ok(self.common.last_step(io.class, h))
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {

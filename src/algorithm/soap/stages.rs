@@ -4,9 +4,8 @@ use tch::Tensor;
 
 use super::basis::Bases;
 use super::layout::{GRADIENT, MOMENTUM, NORM, SINCE, UPDATE, VARIANCE};
-use super::{BETA1, BETA2, EPSILON, LR, Soap, WEIGHT_DECAY};
+use super::{BETA1, BETA2, EPSILON, Soap};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
-use crate::algorithm::weight_norm::LastStep;
 use crate::error::Result;
 use crate::kernels::{self, Job};
 use crate::linalg::OneThread;
@@ -35,7 +34,7 @@ pub(super) fn turn<'a>(
 }
 
 /// Tests whether a unit takes a step: the first gradient makes the bases only.
-fn moves(unit: &UnitIo<'_>) -> bool {
+pub(super) fn moves(unit: &UnitIo<'_>) -> bool {
     unit.steps > 0.0
 }
 
@@ -139,26 +138,8 @@ impl Soap {
         Ok(())
     }
 
-    /// The update and decay of the parameter.
-    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        if !self.weight_norm.binds(io.class) {
-            self.normalize_local(io, h)?;
-        }
-        io.units.retain(moves);
-        let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
-        let radius = SINCE + Bases::count(self.bases.sides_in(io.class).len());
-        let step = LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late, radius };
-        self.weight_norm.apply(io, &step, UPDATE)
-    }
-
-    /// The sums for weights whose norms are bound, of updates as they are applied.
-    pub(super) fn weigh(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        self.normalize_local(io, h)?;
-        self.weight_norm.weigh(io, UPDATE)
-    }
-
     /// Divides updates by their root mean square; owners have done so.
-    fn normalize_local(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    pub(super) fn normalize_local(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         if self.normalize && !self.bases.is_owned(io.class) {
             self.normalized(&io.units, &mut io.buffers, h)?;
         }

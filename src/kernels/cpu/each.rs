@@ -1,7 +1,7 @@
 //! Formulas on slices.
 
 #![allow(clippy::inline_always)] // every function must be compiled inside its caller's instruction set
-#![allow(clippy::needless_range_loop)] // over several slices at once, of which only their number is known
+#![allow(clippy::needless_range_loop)] // over several slices at once, by their number
 
 use super::fold::{Fold, RUN};
 use super::lanes::{LANES, sums};

@@ -109,7 +109,7 @@ macro_rules! number {
 number!(f32);
 number!(f64);
 
-/// Numbers of one job, beside the scalars of all jobs.
+/// Numbers of one job, in addition to the scalars of all jobs.
 #[derive(Clone, Copy, Debug)]
 pub struct Own<W: Num> {
     /// Two factors that the host knows.
@@ -125,7 +125,7 @@ pub struct Own<W: Num> {
 }
 
 impl Own<f64> {
-    /// Numbers of a job of which the host knows none.
+    /// Numbers of a job without a factor, a rate or steps that the host knows.
     pub(in crate::kernels) const NONE: Self =
         Self { factors: [f64::NAN; 2], live: [f64::NAN; 5], counts: false, steps: 0.0, rate: 1.0 };
 

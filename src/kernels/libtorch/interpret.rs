@@ -3,8 +3,8 @@
 use tch::{Kind, Tensor};
 
 use super::value::Value::{self, Known, There};
+use super::value::followed_rate;
 use crate::error::{Error, Result};
-use crate::kernels::backend::followed_rate;
 use crate::kernels::formula::tape::{Binary, Node, Tape, Unary};
 use crate::kernels::op::Pass;
 use crate::tensor::{DType, FlatView};
@@ -147,7 +147,7 @@ impl Run<'_> {
         self.done[at].clone().unwrap_or_else(|| Value::Failed("a number that was not computed".into()))
     }
 
-    /// Computes a number of which the parts are there.
+    /// Computes a number whose parts are there.
     fn compute(&mut self, at: usize) -> Value {
         let Args { pass, job, rate, steps, live, scales } = self.args;
         let factors = pass.factors.get(*job).copied().unwrap_or([f64::NAN; 2]);

@@ -6,6 +6,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::{Error, Result};
+use crate::kernels::backend;
 
 /// A number of the host, or a tensor: of one number, or of as many as an operand has.
 #[derive(Debug)]
@@ -257,4 +258,10 @@ pub(in crate::kernels) fn lerp(beta: &Value, old: &Value, new: &Value) -> Value 
     let weight = towards_new.choose(beta, &(1.0 - beta));
     let (near, far) = (towards_new.choose(new, old), towards_new.choose(old, new));
     &near + (&weight * &far - &weight * &near)
+}
+
+/// The learning rate that is on the device, as a number there; 1 where there is none.
+pub(in crate::kernels) fn followed_rate() -> Result<Value> {
+    let Some(rate) = backend::rate() else { return Ok(Value::Known(1.0)) };
+    Ok(rate.tensor(&[])?.f_to_kind(Kind::Double).into())
 }

@@ -4,7 +4,7 @@
 
 use super::apply::Rule;
 use super::declare::{kernel, operation};
-use super::lerp::Lerp;
+use super::lerp::{Lerp, weights};
 use crate::kernels::formula::{Num, Own, corrections};
 use crate::kernels::op::{Declared, Formula, Kernel};
 use crate::tensor::FlatView;
@@ -74,7 +74,7 @@ impl<V: Num> AdamWConstants<V> {
         Self {
             factor: V::narrow(s.grad_factor),
             first: Lerp::keeping(s.beta1),
-            second: [s.beta2, V::Wide::of(1.0) - s.beta2].map(V::narrow),
+            second: weights(s.beta2),
             rate: V::narrow(rate),
             // Multiplied by: a second division would be as costly as the pass over memory.
             root: V::narrow(root),

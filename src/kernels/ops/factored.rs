@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use super::apply::Rule;
 use super::declare::{kernel, operation};
 use super::factors::Factors;
+use super::lerp::weights;
 use crate::kernels::cpu::convert::load;
 use crate::kernels::cpu::each::{gather, length, products, scatter};
 use crate::kernels::cpu::isa;
@@ -336,12 +337,6 @@ pub(in crate::kernels) const DECLARED: Declared = &[
     <ScaledApply<'_> as RowFormula<3, 1, 2>>::KERNEL,
     ConfidentApply::KERNEL,
 ];
-
-/// A weight of a running mean, and the rest.
-#[inline(always)]
-fn weights<V: Num>(beta: V::Wide) -> [V; 2] {
-    [beta, V::Wide::of(1.0) - beta].map(V::narrow)
-}
 
 /// `g·(row·factor)·col`.
 #[inline(always)]

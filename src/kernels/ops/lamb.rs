@@ -4,6 +4,7 @@
 
 use super::declare::{kernel, operation, operation_of};
 use super::factors::Factors;
+use super::lerp::weights;
 use crate::kernels::formula::{Num, Own};
 use crate::kernels::op::{Declared, Formula, Kernel};
 
@@ -64,7 +65,7 @@ impl<V: Num> Constants<V> {
             factor: V::narrow(factor),
             beta1: V::narrow(s.beta1),
             blend: V::narrow(s.blend),
-            second: [s.beta2, V::Wide::of(1.0) - s.beta2].map(V::narrow),
+            second: weights(s.beta2),
             debias: [first, second].map(V::narrow),
             epsilon: V::narrow(s.epsilon),
             decay: V::narrow(s.weight_decay),

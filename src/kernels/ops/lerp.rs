@@ -1,4 +1,4 @@
-//! Linear interpolation of a running mean.
+//! Running means: linear interpolation, and two weights.
 
 #![allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 
@@ -37,6 +37,12 @@ impl<V: Num> Lerp<V> {
         let (near, far) = (V::select(self.towards_new, new, old), V::select(self.towards_new, old, new));
         near + (self.weight * far - self.weight * near)
     }
+}
+
+/// The weights of a running mean with this decay rate, of what is old and of what is new: rounded each by itself.
+#[inline(always)]
+pub(in crate::kernels) fn weights<V: Num>(beta: V::Wide) -> [V; 2] {
+    [beta, V::Wide::of(1.0) - beta].map(V::narrow)
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 use super::apply::Apply;
 use super::convert::Convert;
 use crate::error::Result;
-use crate::kernels::backend::{self, followed_rate};
+use crate::kernels::backend;
 use crate::kernels::cuda;
 use crate::kernels::dispatch::{frozen, run_there};
 use crate::kernels::libtorch::value::Value::{self, Known};
+use crate::kernels::libtorch::value::followed_rate;
 use crate::kernels::op::{Formula as _, Operation as _};
 use crate::tensor::{DType, Device};
 

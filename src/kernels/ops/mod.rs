@@ -24,12 +24,12 @@ pub(in crate::kernels) mod momentum;
 pub(in crate::kernels) mod momentum_squares;
 pub(in crate::kernels) mod neurons;
 pub(in crate::kernels) mod normals;
+pub(in crate::kernels) mod scaled;
 pub(in crate::kernels) mod signs;
 pub(in crate::kernels) mod slices;
 pub(in crate::kernels) mod sum_of_squares;
 pub(in crate::kernels) mod symmetric;
 pub(in crate::kernels) mod trust;
-pub(in crate::kernels) mod weight_norm;
 pub(in crate::kernels) mod whiten;
 
 /// Elementwise optimizers by the name of their files: of each the update is in one here, the algorithm in one of
@@ -72,7 +72,7 @@ const PASSES: &[Declared] = &[
     momentum::DECLARED,
     momentum_squares::DECLARED,
     sum_of_squares::DECLARED,
-    weight_norm::DECLARED,
+    scaled::DECLARED,
     whiten::DECLARED,
 ];
 

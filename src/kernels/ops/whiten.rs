@@ -3,6 +3,7 @@
 #![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
 use super::declare::{kernel, operation};
+use super::lerp::weights;
 use crate::kernels::formula::{Num, Own};
 use crate::kernels::op::{Declared, Formula, Kernel};
 
@@ -45,12 +46,6 @@ operation! {
 }
 
 pub(in crate::kernels) const DECLARED: Declared = &[Whiten::KERNEL, Temper::KERNEL, TemperTo::KERNEL];
-
-/// Both weights of a running mean with this decay rate.
-#[inline(always)]
-fn weights<V: Num>(beta: V::Wide) -> [V; 2] {
-    [beta, V::Wide::of(1.0) - beta].map(V::narrow)
-}
 
 /// Updates the second moment; returns it, no less than `least`. NaN stays: the comparison is false for it.
 #[inline(always)]

@@ -3,9 +3,8 @@
 use tch::Kind;
 
 use crate::error::{Error, Result};
-use crate::kernels::backend::followed_rate;
 use crate::kernels::libtorch::value::Value::{self, Known, There};
-use crate::kernels::libtorch::value::copied;
+use crate::kernels::libtorch::value::{copied, followed_rate};
 use crate::kernels::libtorch::{load, write_numbers};
 use crate::kernels::ops::factors::{Clipping, Debias, Rates, Steps, Trust, UpdateSums, count};
 use crate::tensor::FlatView;

@@ -4,8 +4,8 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::backend::followed_rate;
 use crate::kernels::libtorch::value::Value::{Known, There};
+use crate::kernels::libtorch::value::followed_rate;
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Chosen, Move, Sliced};

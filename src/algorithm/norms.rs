@@ -7,17 +7,21 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+use super::last_step::LastStep;
 use super::stage::{StageIo, UnitIo, jobs, lines};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
-use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::kernels::{self, Factors, Job, Scaled, SizeRule, WeightNorms};
+use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 use crate::spec::{Block, DimSharding, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
 
 pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
 
-/// The stage of the sums, behind all others.
+/// The stage of the sums, whose number no algorithm has.
 pub(super) const WEIGH: Stage = 20;
+
+/// The state with the norm R that a matrix keeps.
+pub const RADIUS: &str = "radius";
 
 /// Name of the buffer of the sums by which the norms of weights are bound.
 pub const SUMS: &str = "weight_norms";
@@ -28,34 +32,6 @@ enum Rule {
     Hyperball,
     Floor,
     RowFloor,
-}
-
-/// The last step of an optimizer: decay, and the update from the parameter.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LastStep {
-    pub(super) lr: f64,
-    /// Factor of the update beside the learning rate. It belongs to the update's length.
-    pub(super) scale: f64,
-    /// `lr · weight_decay`.
-    pub(super) decay: f64,
-    /// True if the decay acts only where it points along the update.
-    pub(super) cautious: bool,
-    /// True if the decay comes after the update.
-    pub(super) late: bool,
-    /// The state R, where there is one.
-    pub(super) radius: usize,
-}
-
-impl LastStep {
-    /// The step of weights that are free, less that of slices.
-    pub(super) fn apply(&self) -> Apply {
-        let Self { decay, cautious, late, .. } = *self;
-        Apply { rate: self.lr * self.scale, decay, cautious, late }
-    }
-
-    fn free(&self, all: &mut [Job<'_, 1, 1>]) -> Result<()> {
-        kernels::run(&self.apply(), all)
-    }
 }
 
 /// A constraint on the norms of weights, which are those of matrices: other parameters are free.
@@ -110,28 +86,24 @@ impl WeightNorm {
                 p.name, p.shape
             )));
         }
-        Ok(Some(view.number("radius", p, blocks)))
+        Ok(Some(view.number(RADIUS, p, blocks)))
     }
 
-    /// Tests whether it binds the weights of a class.
-    pub(super) fn binds(&self, class: &UnitShape) -> bool {
-        self.rule != Rule::Free && class.inner.len() > 1
+    /// Tests whether it binds the weights of a parameter with so many dimensions in each of its matrices.
+    pub(super) fn binds(&self, dims: usize) -> bool {
+        self.rule != Rule::Free && dims > 1
     }
 
-    /// Declares the buffer of the sums and appends the stage that computes them, where weights are bound.
-    pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
-        if !self.binds(shape) {
-            return program;
-        }
+    /// The buffer of the sums of a class that is bound, and the operations that compute them.
+    pub(super) fn sums_of(&self, shape: &UnitShape, buffer: BufferId) -> (BufferSpec, [ProgramOp; 2]) {
         let sums = if self.rule == Rule::RowFloor {
             BufferSpec::new(SUMS, shape.rows, 3, DType::F64)
                 .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::Replicated)
         } else {
             BufferSpec::new(SUMS, 1, 3, DType::F64).summed(Side::Rows)
         };
-        let program = program.buffer(sums.summed(Side::Cols));
-        let buffer = program.buffers.len() - 1;
-        program.local(WEIGH, "weigh").redistribute(buffer, Target::Replicate)
+        let weigh = ProgramOp::Local { stage: WEIGH, name: "weigh" };
+        (sums.summed(Side::Cols), [weigh, ProgramOp::Redistribute { buffer, to: Target::Replicate }])
     }
 
     /// The buffer of the sums, which stands behind those of the algorithm.
@@ -174,18 +146,18 @@ impl WeightNorm {
         kernels::fold_units(&WeightNorms {}, each, &mut places)
     }
 
-    /// `X ← (1-lr·λ)X - lr·U` with U in a buffer, or what a constraint makes of it by the sums that `weigh` left.
-    pub(super) fn apply(&self, io: &mut StageIo<'_>, step: &LastStep, update: BufferId) -> Result<()> {
-        if !self.binds(io.class) {
-            let StageIo { units, buffers, .. } = io;
-            let updates = buffers.get_mut(update)?.matrices(units)?;
-            let all = units.iter_mut().zip(updates);
-            return step.free(&mut jobs(all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]))));
-        }
+    /// `X ← (1-lr·λ)X - lr·U` with U in a buffer, as the sums that `weigh` left have it; R is in the state `radius`.
+    pub(super) fn apply(
+        &self,
+        io: &mut StageIo<'_>,
+        step: &LastStep,
+        update: BufferId,
+        radius: usize,
+    ) -> Result<()> {
         let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
         let [updates, sums] = buffers.several([update, at])?;
-        let LastStep { lr, scale, decay, cautious, late, radius } = *step;
+        let LastStep { lr, scale, decay, cautious, late } = *step;
         let spherical = self.rule == Rule::Hyperball;
         if spherical && lr == 0.0 {
             // Nothing moves. Optimizers are stepped so to make states for a checkpoint before the weights are there: their

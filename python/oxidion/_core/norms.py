@@ -1,0 +1,59 @@
+"""Norms of weights that an optimizer holds: settings that go with them. The core computes the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RADIUS = "radius"
+"""The state with the norms that "hyperball" keeps; 0: the next step takes them."""
+
+OWN = ("weight_norm",)
+"""Keys of which a class's value is that of its own algorithm: embeddings beside matrices that keep their norm
+are free unless their group says otherwise."""
+
+
+def check(group: Mapping[str, Any], where: str, *, leaves_update: bool, by_element: bool) -> None:
+    """Refuses settings that do not go with the norms of weights that are held.
+
+    Args:
+        group: a complete group.
+        where: what an error calls it.
+        leaves_update: whether the last step of the algorithm takes any update.
+        by_element: whether the algorithm works on elements.
+
+    Raises:
+        ValueError: for such settings.
+    """
+    rule = group["weight_norm"]
+    if rule == "free":
+        return
+    if not leaves_update:
+        raise ValueError(
+            f"{group['algorithm']} takes weight_norm='free' only, as the length of its update is part of the "
+            f"algorithm, got {rule!r} ({where})"
+        )
+    if by_element and group["capturable"]:
+        raise ValueError(f"capturable needs weight_norm='free', got {rule!r} ({where})")
+    if keep(group) and float(group["weight_decay"]) != 0:
+        raise ValueError(
+            f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
+            f"got {group['weight_decay']!r} ({where}): pass weight_decay=0"
+        )
+
+
+def keep(group: Mapping[str, Any]) -> bool:
+    """True if matrices of this group keep their norm: no step could change one of zeros."""
+    return group.get("weight_norm") == "hyperball"
+
+
+def refuse_zeros(name: str) -> None:
+    """Refuses a parameter of zeros that is to keep its norm.
+
+    Raises:
+        ValueError: that names it and the ways out.
+    """
+    raise ValueError(
+        f"{name}: weight_norm='hyperball' keeps the norm of the weights, and these are all zero: "
+        "initialize them with other numbers, or put them in a group with weight_norm='free'"
+    )
