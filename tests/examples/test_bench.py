@@ -255,7 +255,7 @@ def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
     makefile = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.split("\nbench:")[1].split("\n\n")[0]
     assert "benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)" in recipe
-    assert "benchmarks/guard.py $(GUARD)" in recipe
+    assert "benchmarks/losses.py orthonormalization $(GUARD)" in recipe
 
 
 def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
@@ -279,7 +279,8 @@ def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_guard_holds_for_one_seed(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "guard.py"), "--seeds", "0", "--steps", "120"]
+    command = [sys.executable, str(BENCHMARKS / "losses.py"), "orthonormalization", "--seeds", "0"]
+    command += ["--steps", "120"]
     subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True, timeout=900)
     losses = json.loads((tmp_path / "guard.json").read_text())["losses"]
     assert losses["fast"] != losses["exact"], "the preset changed nothing"
