@@ -36,9 +36,8 @@ from cuda_child import Item, Row
 from cuda_race import Place, Timing, ceilings, items, rates_of
 from device_report import stem_of
 from floors import floor_seconds
-from harness import Series, ratio
+from harness import Series, ratio, said
 from quality import quality
-from race import said
 from workloads import Workload, device_lists, lists
 
 PARTS = ("steps", "quality", "products")

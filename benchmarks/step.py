@@ -46,6 +46,15 @@ LIMIT = 1800
 KINDS = {"races": "race", "qualities": "quality", "first_steps": "first"}
 #: Medians of a first step that are kept.
 FIRST = ("construct", "before_first", "first", "warm", "state_bytes", "extra_bytes")
+#: Prints the seconds to import torch, and then oxidion on top of it.
+IMPORTS = """
+import json, time
+begun = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import oxidion
+print(json.dumps({"torch": middle - begun, "oxidion": time.perf_counter() - middle}))
+"""
 SETTINGS = ("quick", "only", "threads", "rounds", "compiled", "skip", "update")
 
 
@@ -80,16 +89,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
-    """Runs `race.py` in a fresh process, with empty compiler caches, and returns its answer."""
+def in_process(words: list[str], *, compiled: bool = True) -> dict[str, Any]:
+    """The JSON that a fresh process prints last; it has empty compiler caches."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache, TRITON_CACHE_DIR=cache)
         if not compiled:
             environment["TORCHDYNAMO_DISABLE"] = "1"
-        words = [sys.executable, str(HERE / "race.py"), json.dumps(request)]
         keys: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "env": environment}
         try:
-            done = subprocess.run(words, timeout=LIMIT, **keys)
+            done = subprocess.run([sys.executable, *words], timeout=LIMIT, **keys)
         except subprocess.TimeoutExpired:
             return {"status": f"failed: took longer than {LIMIT} s"}
     if done.returncode != 0:
@@ -97,6 +105,11 @@ def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
         return {"status": f"failed: {last[:200]}"}
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
+
+
+def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
+    """The answer of `race.py` to a request."""
+    return in_process([str(HERE / "race.py"), json.dumps(request)], compiled=compiled)
 
 
 def selected(options: argparse.Namespace) -> list[tuple[Workload, str]]:
@@ -116,11 +129,12 @@ def selected(options: argparse.Namespace) -> list[tuple[Workload, str]]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the options ask for, as one dictionary; written after each pair."""
     sys.path[:0] = options.peer_path
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*options.peer_path, *before])
     skip = options.skip.split(",")
     pairs = selected(options)
     every = [(workload.name, family) for workload in catalogue() for family in workload.families]
     order = {pair: place for place, pair in enumerate(every)}
-    shared = {"paths": options.peer_path}
     empty: dict[str, Any] = {"imports": {}, "rates": [], **{kind: [] for kind in KINDS}}
     kept = earlier(options, pairs) if options.update else empty
     facts = {"machine": machine(), "versions": registry.availability(), "began": machine()["date"]}
@@ -128,22 +142,23 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     load = load_average()
     result = {**facts, "settings": settings, "load_at_start": load, "load_at_end": load, **kept}
     if "race" not in skip:
-        measured = [ask({"job": "rates", "threads": threads, **shared}) for threads in options.threads]
+        measured = [ask({"job": "rates", "threads": threads}) for threads in options.threads]
         others = [row for row in result["rates"] if row.get("threads") not in options.threads]
         rates = [*others, *(row for row in measured if "bytes" in row)]
         result["rates"] = sorted(rates, key=lambda row: row["threads"])
     if "import" not in skip and not registry.missing(result["versions"][registry.OURS]):
-        found = [ask({"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
+        found = [in_process(["-c", IMPORTS]) for _ in range(IMPORT_RUNS)]
         good = [one for one in found if "torch" in one]
         result["imports"] = {key: statistics.median(one[key] for one in good) for key in good[0]}
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
-        request = {**shared, "workload": workload.name, "family": family, "threads": options.threads[-1]}
+        request = {"workload": workload.name, "family": family, "threads": options.threads[-1]}
         only_bars = options.compiled == "bars" and against_compiled(workload.name, family)
         compiled = options.compiled == "all" or only_bars
         if "race" not in skip:
             own = {"job": "race", "rounds": options.rounds, "compiled": compiled}
             counts = options.threads if workload.one_thread else options.threads[-1:]
-            result["races"] += [raced({**request, **own, "threads": threads}) for threads in counts]
+            for threads in counts:
+                result["races"].append(raced({**request, **own, "threads": threads}))
         if "quality" not in skip and family in (*ORTHONORMAL, *RELATIVES):
             result["qualities"].append(ask({**request, "job": "quality"}))
         if "first" not in skip:
@@ -197,11 +212,10 @@ def first_steps(
             continue
         if floors.reason(entry, versions[entry.source], workload):
             continue  # the race row says why
-        job = {**request, "job": "first", "contender": entry.name}
+        where = {**request, "contender": entry.name}
         runs = FRESH_RUNS if place == 0 else 1
-        samples = [ask(job, compiled=entry.compiled) for _ in range(runs)]
-        names = {key: job[key] for key in ("workload", "family", "threads", "contender")}
-        rows.append({**names, **first_summed_up(samples)})
+        samples = [ask({**where, "job": "first"}, compiled=entry.compiled) for _ in range(runs)]
+        rows.append({**where, **first_summed_up(samples)})
     return rows
 
 

@@ -117,7 +117,7 @@ def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
     found, rows, columns = moved(part)
     assert (found.shape, rows.tolist(), columns.tolist()) == ((2, 3), [1, 4], [0, 2, 3])
 
-    one = Workload("one", "", (shape,), (), ())
+    one = Workload("one", (shape,))
     for family in ("normuon", "dion2 1/4", "nordion2 1/4"):
         figures = quality(contenders(family, compiled=False)[0], one)
         assert 1 < figures["sigma_max"] < 1.2
@@ -163,7 +163,7 @@ def test_floors_of_the_relatives_take_what_they_select() -> None:
     assert floor_seconds(one, "dion2 1/4", rates) == floor_seconds(one, "nordion2 1/4", rates)
     assert floor_seconds(one, "dion2 1/4", rates) == pytest.approx(part)
     # Of a tall matrix Dion2 takes columns, NorDion2 rows, here a square.
-    tall = Workload("tall", "", ((4 * m, m),), (), ())
+    tall = Workload("tall", ((4 * m, m),))
     assert floor_seconds(tall, "dion2 1/4", rates) == pytest.approx(part)
     square = 20 * m**3 / 2e9 + 23 * 4 * m * m / 1e9
     assert floor_seconds(tall, "nordion2 1/4", rates) == pytest.approx(square)
@@ -178,7 +178,7 @@ def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matric
     from workloads import Workload, named
 
     rates = {"float32": 1e9, "bfloat16": 2e9, "bytes": 1e9}
-    both = Workload("both", "", ((30, 10),), ((7,),), ())
+    both = Workload("both", ((30, 10),), ((7,),))
     assert floor_seconds(both, family, rates) == pytest.approx((300 * matrices + 7 * others) / 1e9)
     assert family in named("memory-100m").families
     m, n, rank = 1024, 4096, 128
@@ -205,18 +205,19 @@ def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: p
     import step
 
     asked: list[bool] = []
+    request = {"family": "dion2 1/4", "compiled": True}
 
     def ask(request: dict[str, Any], **_: Any) -> dict[str, Any]:
         asked.append(request["compiled"])
         return {"status": "failed: crash"} if request["compiled"] else {"contenders": {"oxidion.Dion2": {}}}
 
     monkeypatch.setattr(step, "ask", ask)
-    rows = step.raced({"family": "dion2 1/4", "compiled": True})["contenders"]
+    rows = step.raced(request)["contenders"]
     assert asked == [True, False]
     assert list(rows) == ["oxidion.Dion2", "dion.Dion2 compiled"]
     assert rows["dion.Dion2 compiled"]["status"] == "not compiled: failed: crash"
     monkeypatch.setattr(step, "ask", lambda *_, **__: {"status": "failed: other"})
-    assert step.raced({"family": "dion2 1/4", "compiled": True}) == {"status": "failed: other"}
+    assert step.raced(request) == {"status": "failed: other"}
 
 
 def test_peers_are_compiled_where_a_bar_is_against_them(
