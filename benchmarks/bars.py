@@ -10,37 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from contenders import FAST, HALF
-from workloads import (
-    ADAFACTOR,
-    ADAMW,
-    ADAMW8,
-    CAME,
-    DION2,
-    DION_4,
-    DION_16,
-    GALORE_REFRESH,
-    LAMB,
-    LION,
-    MUON,
-    NORDION2,
-    NORMUON,
-)
 
 TORCH_MUON, FUSED = "torch.optim.Muon", "torch.optim.AdamW fused"
 FIRST_STEP = 1.5
 #: The race whose first steps are compared with those of peers that compile.
-FIRST_STEP_OF = ("1024x4096", MUON)
+FIRST_STEP_OF = ("1024x4096", "muon")
 #: Extra memory of a step as a share of the peer's.
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
 #: Peers as whose updates ours must be as near to orthonormal ones.
 BASELINE = {
-    MUON: TORCH_MUON,
-    DION_4: "dion.Dion eager",
-    DION_16: "dion.Dion eager",
-    NORMUON: "dion.NorMuon eager",
-    DION2: "dion.Dion2 eager",
-    NORDION2: "dion.NorDion2 eager",
+    "muon": TORCH_MUON,
+    "dion r=1/4": "dion.Dion eager",
+    "dion r=1/16": "dion.Dion eager",
+    "normuon": "dion.NorMuon eager",
+    "dion2 1/4": "dion.Dion2 eager",
+    "nordion2 1/4": "dion.NorDion2 eager",
 }
 #: Distances that are rounding in float32.
 ROUNDING = 1e-5
@@ -73,26 +58,26 @@ _FAST, _HALF = FAST.removeprefix("oxidion."), HALF.removeprefix("oxidion.")
 _TORCHAO = ("torchao AdamW8bit eager", "torchao AdamW8bit compiled")
 _ADAFACTORS = ("torch.optim.Adafactor default", "torch.optim.Adafactor foreach")
 BARS = (
-    *_bars(_SHAPES, MUON, "Muon", (TORCH_MUON,), 1.8, 1.65, 1.4),
-    *_bars(_SHAPES, MUON, _FAST, (TORCH_MUON,), 2.0, 1.9, 1.8),
-    *_bars("gpt160m-l12", MUON, "Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
-    *_bars("gpt160m-l12", MUON, _FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
-    *_bars(_SMALL, MUON, "Muon", (TORCH_MUON,), 3, 2),
-    *_bars(_LARGE, DION_4, "Dion", _DIONS, 2.2),
-    *_bars(_LARGE, DION_4, _HALF, _DIONS, 3),
-    *_bars(_LARGE, DION_16, "Dion", _DIONS, 3.5),
-    *_bars("1024x4096", NORMUON, "NorMuon", _dion("NorMuon"), 1.6),
-    *_bars("1024x4096", DION2, "Dion2", _dion("Dion2"), 2.5),
-    *_bars("1024x4096", NORDION2, "NorDion2", _dion("NorDion2"), 2.5),
-    *_bars("flat-100m 4000x768", ADAMW, "AdamW", (FUSED,), 1, 5),
-    *_bars("gpt2-74", LION, "Lion", ("dion lion group eager",), 6),
-    *_bars("gpt2-74", LION, "Lion", ("lion_pytorch.Lion",), 2),
-    *_bars(_MEMORY, LAMB, "Lamb", ("pytorch_optimizer.Lamb",), 2),
-    *_bars(_MEMORY, ADAFACTOR, "Adafactor", _ADAFACTORS, 4),
-    *_bars(_MEMORY, CAME, "CAME", ("came_pytorch.CAME",), 4),
-    *_bars(_MEMORY, ADAMW8, "AdamW 8-bit", _TORCHAO, 10),
-    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
-    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW random", ("galore_torch.GaLoreAdamW",), 10),
+    *_bars(_SHAPES, "muon", "Muon", (TORCH_MUON,), 1.8, 1.65, 1.4),
+    *_bars(_SHAPES, "muon", _FAST, (TORCH_MUON,), 2.0, 1.9, 1.8),
+    *_bars("gpt160m-l12", "muon", "Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
+    *_bars("gpt160m-l12", "muon", _FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
+    *_bars(_SMALL, "muon", "Muon", (TORCH_MUON,), 3, 2),
+    *_bars(_LARGE, "dion r=1/4", "Dion", _DIONS, 2.2),
+    *_bars(_LARGE, "dion r=1/4", _HALF, _DIONS, 3),
+    *_bars(_LARGE, "dion r=1/16", "Dion", _DIONS, 3.5),
+    *_bars("1024x4096", "normuon", "NorMuon", _dion("NorMuon"), 1.6),
+    *_bars("1024x4096", "dion2 1/4", "Dion2", _dion("Dion2"), 2.5),
+    *_bars("1024x4096", "nordion2 1/4", "NorDion2", _dion("NorDion2"), 2.5),
+    *_bars("flat-100m 4000x768", "adamw", "AdamW", (FUSED,), 1, 5),
+    *_bars("gpt2-74", "lion", "Lion", ("dion lion group eager",), 6),
+    *_bars("gpt2-74", "lion", "Lion", ("lion_pytorch.Lion",), 2),
+    *_bars(_MEMORY, "lamb", "Lamb", ("pytorch_optimizer.Lamb",), 2),
+    *_bars(_MEMORY, "adafactor", "Adafactor", _ADAFACTORS, 4),
+    *_bars(_MEMORY, "came", "CAME", ("came_pytorch.CAME",), 4),
+    *_bars(_MEMORY, "adamw 8-bit", "AdamW 8-bit", _TORCHAO, 10),
+    *_bars(_MEMORY, "galore r=128 refresh", "GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
+    *_bars(_MEMORY, "galore r=128 refresh", "GaLoreAdamW random", ("galore_torch.GaLoreAdamW",), 10),
 )
 
 
