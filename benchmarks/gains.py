@@ -1,4 +1,4 @@
-"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of earlier runs.
+"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of an earlier run.
 
 ``python benchmarks/gains.py`` writes the tables into the page; a test holds the page to the recorded results.
 ``python benchmarks/gains.py RESULT.json`` draws the picture of a result.
@@ -282,7 +282,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-# --- the ratios of earlier runs ------------------------------------------------------------------
+# --- the ratios of an earlier run ------------------------------------------------------------------
 
 
 def ratios(result: dict[str, Any]) -> dict[str, list[float]]:
@@ -293,19 +293,6 @@ def ratios(result: dict[str, Any]) -> dict[str, list[float]]:
         for name, row in race.get("contenders", {}).items()
         if row["status"] == "ok" and name != race["base"]
     }
-
-
-def append(result: dict[str, Any], path: Path) -> None:
-    """Adds a line: date, machine, load, versions, and the medians of the races that were run, if any were."""
-    fresh = {race["workload"] for race in result["races"] if race.get("date", "") >= result["began"]}
-    medians = {key: round(of[0], 3) for key, of in ratios(result).items() if key.split("/")[0] in fresh}
-    if not medians:
-        return
-    facts = {key: result["machine"][key] for key in ("date", "cpu", "cores")}
-    load = [round(result[key], 1) for key in ("load_at_start", "load_at_end")]
-    line = {**facts, "load": load, "versions": result["versions"], "ratios": medians}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def fallen(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -7,8 +7,7 @@ time over the time of the oxidion class in one round, so above 1 oxidion is fast
 bootstrap interval are kept. An absent peer is recorded as ``not installed``, a failing one with its error.
 
 Writes ``<out>/<name>.json`` (machine, versions, medians, ratios) and ``.png`` (a few ratios, for a reader),
-prints tables and which of the bars of `bars.py` are held, and appends the ratios of the run to
-``benchmarks/history.jsonl``.
+and prints tables and which of the bars of `bars.py` are held.
 
     python benchmarks/step.py --quick
     python benchmarks/step.py --peer-path ~/src/dion --compiled --name step
@@ -33,7 +32,7 @@ import contenders as registry
 import floors
 from bars import against_compiled, first_step_counts
 from bars import rows as rows_of_bars
-from gains import append, fallen, plot
+from gains import fallen, plot
 from harness import command, load_average, machine, rounded, table, write
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 
@@ -76,7 +75,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--name", help="file name of the results (default: step; quick -quick)")
     compare = "fail where a ratio fell clearly below this result's"
     parser.add_argument("--compare", type=Path, metavar="JSON", help=compare)
-    parser.add_argument("--history", type=Path, default=HERE / "history.jsonl", help="gets the ratios")
     options = parser.parse_args(arguments)
     options.name = options.name or ("step-quick" if options.quick else "step")
     if options.quick:
@@ -137,7 +135,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     order = {pair: place for place, pair in enumerate(every)}
     empty: dict[str, Any] = {"imports": {}, "rates": [], **{kind: [] for kind in KINDS}}
     kept = earlier(options, pairs) if options.update else empty
-    facts = {"machine": machine(), "versions": registry.availability(), "began": machine()["date"]}
+    facts = {"machine": machine(), "versions": registry.availability()}
     settings = {key: getattr(options, key) for key in SETTINGS}
     load = load_average()
     result = {**facts, "settings": settings, "load_at_start": load, "load_at_end": load, **kept}
@@ -282,7 +280,6 @@ def main() -> None:
     before = json.loads(options.compare.read_text(encoding="utf-8")) if options.compare else None
     result = run(options)
     plot(result, options.out / f"{options.name}.png")
-    append(result, options.history)
     print("\n\n".join(report(result)))
     if before is not None and (worse := fallen(before, result)):
         raise SystemExit("\n".join(["slower than before:", *worse]))

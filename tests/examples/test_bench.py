@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their samples: bars, floors, the history of ratios."""
+"""What the benchmarks compute from their samples: bars, floors, ratios that fell."""
 
 from __future__ import annotations
 
@@ -186,19 +186,14 @@ def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matric
     assert floor_seconds(named("memory-1024x4096"), "galore r=128", rates) == pytest.approx(galore)
 
 
-def test_history_names_what_fell_and_keeps_a_line_for_each_run(tmp_path: Path) -> None:
-    from gains import append, fallen
+def test_ratios_that_fell_clearly_below_those_of_another_result_are_named() -> None:
+    from gains import fallen
 
     before = result(race([1.0] * 6, {"torch.optim.AdamW fused": [5.0] * 6}))
     same = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.8] * 6}))
     worse = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.0] * 6}))
     assert fallen(before, same) == []
     assert fallen(before, worse) == ["4000x768/adamw/1/torch.optim.AdamW fused: 5.00 -> 4.00"]
-    file = tmp_path / "history.jsonl"
-    append(before, file)
-    append(worse, file)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["ratios"]["4000x768/adamw/1/torch.optim.AdamW fused"] for line in lines] == [5.0, 4.0]
 
 
 def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +257,6 @@ def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
 def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
     arguments = ["--only", "mixed/adamw", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
     command = [sys.executable, str(BENCHMARKS / "step.py"), *arguments, "--out", str(tmp_path)]
-    command += ["--history", str(tmp_path / "history.jsonl")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     written = json.loads((tmp_path / "step.json").read_text())
     rows = written["races"][0]["contenders"]
@@ -273,9 +267,7 @@ def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
     assert 0 < low <= median <= high
     assert rows["dion adamw group eager"]["status"] == "not installed"
     assert "| mixed | adamw | 1 | oxidion.AdamW |" in done.stdout
-    assert {file.name for file in tmp_path.iterdir()} == {"step.json", "step.png", "history.jsonl"}
-    ratios = json.loads((tmp_path / "history.jsonl").read_text())["ratios"]
-    assert "mixed/adamw/1/torch.optim.AdamW fused" in ratios
+    assert {file.name for file in tmp_path.iterdir()} == {"step.json", "step.png"}
 
 
 @pytest.mark.slow
