@@ -31,6 +31,10 @@ BASELINE = {
 ROUNDING = 1e-5
 
 
+#: A demand: what it is of, what must be, what was found, and whether it is held.
+Row = tuple[str, str, str, bool]
+
+
 @dataclass(frozen=True)
 class Bar:
     """One row: on this workload `ours` must be `least` times as fast as each of `peers`."""
@@ -107,15 +111,16 @@ def held(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
                 yield what, closest, bar.least, known[closest]
 
 
-def first_steps(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+def first_steps(result: dict[str, Any]) -> Iterator[Row]:
     """First step over warm step of our classes in CPU time, and with what the system did for it before."""
     for row in result["first_steps"]:
         if row["contender"].startswith("oxidion.") and "by_cpu" in row:
-            what = f"{row['contender']}, {row['workload']}, {row['family']}"
-            yield what, row["by_cpu"], row["by_cpu_with_before"]
+            what = f"first step, {row['contender']}, {row['workload']}, {row['family']}"
+            text = f"{row['by_cpu']:.2f}; with what came before {row['by_cpu_with_before']:.2f}"
+            yield what, f"at most {FIRST_STEP} warm steps of CPU time", text, row["by_cpu"] <= FIRST_STEP
 
 
-def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
+def extra_memory(result: dict[str, Any]) -> Iterator[Row]:
     """Peak memory of a step beyond parameters, gradients and state, as a share of a peer's."""
     extra: dict[tuple[str, str], dict[str, float]] = {}
     for row in result["first_steps"]:
@@ -125,19 +130,23 @@ def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, floa
         ours = next((name for name in rows if name in ("oxidion.Muon", "oxidion.Dion")), None)
         for peer, most in MEMORY.items():
             if ours is not None and rows.get(peer):
-                yield f"{ours}, {workload}, {family}", peer, most, rows[ours] / rows[peer]
+                share = rows[ours] / rows[peer]
+                what = f"extra memory, {ours}, {workload}, {family}"
+                yield what, f"at most {most:g} of {peer}", f"{share:.2f}", share <= most
 
 
-def quality(result: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, tuple[float, float]]]]:
+def quality(result: dict[str, Any]) -> Iterator[Row]:
     """How far updates are from orthonormal ones, ours and the baseline's, by measure."""
     for entry in result["qualities"]:
-        rows = {name: row for name, row in entry.get("rows", {}).items() if "cosine" in row}
-        theirs = rows.get(BASELINE.get(entry.get("family"), ""))
-        for name, row in rows.items():
-            if theirs is not None and name.startswith("oxidion.") and name != HALF:
-                both = zip(_defects(row).items(), _defects(theirs).values(), strict=True)
-                found = {measure: (own, other) for (measure, own), other in both}
-                yield f"{name}, {entry['workload']}, {entry['family']}", BASELINE[entry["family"]], found
+        peer = BASELINE.get(entry.get("family"), "")
+        rows = {name: _defects(row) for name, row in entry.get("rows", {}).items() if "cosine" in row}
+        for name, own in rows.items() if peer in rows else ():
+            if name.startswith("oxidion.") and name != HALF:
+                theirs = rows[peer]
+                text = "; ".join(f"{key} {own[key]:.3g}, there {theirs[key]:.3g}" for key in own)
+                good = all(own[key] <= max(theirs[key], ROUNDING) for key in own)
+                what = f"quality, {name}, {entry['workload']}, {entry['family']}"
+                yield what, f"as near to orthonormal as {peer}", text, good
 
 
 def _defects(row: dict[str, float]) -> dict[str, float]:
@@ -148,16 +157,8 @@ def _defects(row: dict[str, float]) -> dict[str, float]:
     }
 
 
-def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
-    """Every bar of a result: what it is of, what must be, what was found, and whether it is held."""
+def rows(result: dict[str, Any]) -> Iterator[Row]:
+    """Every bar of a result."""
     for what, peer, least, found in held(result):
         yield what, f"{peer}, {least:g} times as fast", f"{found:.2f}", found >= least
-    for what, share, whole in first_steps(result):
-        text = f"{share:.2f}; with what came before {whole:.2f}"
-        yield f"first step, {what}", f"at most {FIRST_STEP} warm steps of CPU time", text, share <= FIRST_STEP
-    for what, peer, most, share in extra_memory(result):
-        yield f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most
-    for what, peer, both in quality(result):
-        text = "; ".join(f"{measure} {own:.3g}, there {other:.3g}" for measure, (own, other) in both.items())
-        good = all(own <= max(other, ROUNDING) for own, other in both.values())
-        yield f"quality, {what}", f"as near to orthonormal as {peer}", text, good
+    yield from (*first_steps(result), *extra_memory(result), *quality(result))

@@ -74,8 +74,8 @@ def test_bars_of_first_step_and_memory_are_shares() -> None:
         return {**where, **first_summed_up(samples)}
 
     of = result(firsts=[sample("oxidion.Muon", 10.0), sample("torch.optim.Muon", 40.0)])
-    assert [shares for _, *shares in first_steps(of)] == [[1.5, 2.0]]
-    assert [(peer, share) for _, peer, _, share in extra_memory(of)] == [("torch.optim.Muon", 0.25)]
+    assert [row[2:] for row in first_steps(of)] == [("1.50; with what came before 2.00", True)]
+    assert [row[1:] for row in extra_memory(of)] == [("at most 1 of torch.optim.Muon", "0.25", True)]
 
 
 def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
@@ -87,8 +87,9 @@ def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
     rows = {"oxidion.Muon": row(0.75, 0.25, 0.5), "torch.optim.Muon": row(1.5, 0.125, 0.75), "other": {}}
     entry = {"workload": "one", "family": "muon", "rows": rows}
     found = list(quality({"qualities": [entry, {"workload": "two", "family": "adamw", "rows": rows}]}))
-    distances = {"sigma max - 1": (0.25, 0.5), "ortho error": (0.25, 0.125), "1 - cosine": (0.5, 0.25)}
-    assert found == [("oxidion.Muon, one, muon", "torch.optim.Muon", distances)]
+    distances = "sigma max - 1 0.25, there 0.5; ortho error 0.25, there 0.125; 1 - cosine 0.5, there 0.25"
+    what = "quality, oxidion.Muon, one, muon"
+    assert found == [(what, "as near to orthonormal as torch.optim.Muon", distances, False)]
 
 
 def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
