@@ -13,7 +13,7 @@
 #   PEERS=.cache/peers  with `bench` and `converge`: folder of the environment with the packages of others
 #   DION=~/src/dion     with `device-pack`: a checkout of microsoft/dion to race against
 #   REPORT=report.json  with `device-report`: what `.device/go` has left
-#   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
+#   GUARD=...           with `bench`: more arguments for the guard of benchmarks/losses.py, which runs last
 #   ARGS=...            with `demo`, `demo-dist`, `quick`, `test`, `mutants`, `fuzz`, `asan`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
 
 PYTHON ?= python3
@@ -143,7 +143,7 @@ lint: $(BUILT) $(SHIM_OF_TESTS) site ## Check formatting, lints, types, uses tha
 bench: build ## Time every class against torch's optimizers and all peers, compiled too, and train the guard (two hours on two cores)
 	python benchmarks/peers.py $(PEERS)
 	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)
-	python benchmarks/guard.py $(GUARD)
+	python benchmarks/losses.py orthonormalization $(GUARD)
 
 test-torch: $(OTHER)/.ready ## Run the tests of contract, goldens, layouts and gloo with the wheel in dist/ under another torch: TORCH=2.7
 	$(OTHER)/bin/python -m pip install -q --no-deps --force-reinstall $$(ls -t dist/*.whl | head -1)

@@ -10,40 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from contenders import FAST, HALF
-from workloads import (
-    ADAFACTOR,
-    ADAMW,
-    ADAMW8,
-    CAME,
-    DION2,
-    DION_4,
-    DION_16,
-    GALORE_REFRESH,
-    LAMB,
-    LION,
-    MUON,
-    NORDION2,
-    NORMUON,
-)
 
 TORCH_MUON, FUSED = "torch.optim.Muon", "torch.optim.AdamW fused"
 FIRST_STEP = 1.5
 #: The race whose first steps are compared with those of peers that compile.
-FIRST_STEP_OF = ("1024x4096", MUON)
+FIRST_STEP_OF = ("1024x4096", "muon")
 #: Extra memory of a step as a share of the peer's.
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
 #: Peers as whose updates ours must be as near to orthonormal ones.
 BASELINE = {
-    MUON: TORCH_MUON,
-    DION_4: "dion.Dion eager",
-    DION_16: "dion.Dion eager",
-    NORMUON: "dion.NorMuon eager",
-    DION2: "dion.Dion2 eager",
-    NORDION2: "dion.NorDion2 eager",
+    "muon": TORCH_MUON,
+    "dion r=1/4": "dion.Dion eager",
+    "dion r=1/16": "dion.Dion eager",
+    "normuon": "dion.NorMuon eager",
+    "dion2 1/4": "dion.Dion2 eager",
+    "nordion2 1/4": "dion.NorDion2 eager",
 }
 #: Distances that are rounding in float32.
 ROUNDING = 1e-5
+
+
+#: A demand: what it is of, what must be, what was found, and whether it is held.
+Row = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -73,26 +62,26 @@ _FAST, _HALF = FAST.removeprefix("oxidion."), HALF.removeprefix("oxidion.")
 _TORCHAO = ("torchao AdamW8bit eager", "torchao AdamW8bit compiled")
 _ADAFACTORS = ("torch.optim.Adafactor default", "torch.optim.Adafactor foreach")
 BARS = (
-    *_bars(_SHAPES, MUON, "Muon", (TORCH_MUON,), 1.8, 1.65, 1.4),
-    *_bars(_SHAPES, MUON, _FAST, (TORCH_MUON,), 2.0, 1.9, 1.8),
-    *_bars("gpt160m-l12", MUON, "Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
-    *_bars("gpt160m-l12", MUON, _FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
-    *_bars(_SMALL, MUON, "Muon", (TORCH_MUON,), 3, 2),
-    *_bars(_LARGE, DION_4, "Dion", _DIONS, 2.2),
-    *_bars(_LARGE, DION_4, _HALF, _DIONS, 3),
-    *_bars(_LARGE, DION_16, "Dion", _DIONS, 3.5),
-    *_bars("1024x4096", NORMUON, "NorMuon", _dion("NorMuon"), 1.6),
-    *_bars("1024x4096", DION2, "Dion2", _dion("Dion2"), 2.5),
-    *_bars("1024x4096", NORDION2, "NorDion2", _dion("NorDion2"), 2.5),
-    *_bars("flat-100m 4000x768", ADAMW, "AdamW", (FUSED,), 1, 5),
-    *_bars("gpt2-74", LION, "Lion", ("dion lion group eager",), 6),
-    *_bars("gpt2-74", LION, "Lion", ("lion_pytorch.Lion",), 2),
-    *_bars(_MEMORY, LAMB, "Lamb", ("pytorch_optimizer.Lamb",), 2),
-    *_bars(_MEMORY, ADAFACTOR, "Adafactor", _ADAFACTORS, 4),
-    *_bars(_MEMORY, CAME, "CAME", ("came_pytorch.CAME",), 4),
-    *_bars(_MEMORY, ADAMW8, "AdamW 8-bit", _TORCHAO, 10),
-    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
-    *_bars(_MEMORY, GALORE_REFRESH, "GaLoreAdamW random", ("galore_torch.GaLoreAdamW",), 10),
+    *_bars(_SHAPES, "muon", "Muon", (TORCH_MUON,), 1.8, 1.65, 1.4),
+    *_bars(_SHAPES, "muon", _FAST, (TORCH_MUON,), 2.0, 1.9, 1.8),
+    *_bars("gpt160m-l12", "muon", "Muon", (TORCH_MUON, *_dion("Muon")), 1.6),
+    *_bars("gpt160m-l12", "muon", _FAST, (TORCH_MUON, *_dion("Muon")), 1.85),
+    *_bars(_SMALL, "muon", "Muon", (TORCH_MUON,), 3, 2),
+    *_bars(_LARGE, "dion r=1/4", "Dion", _DIONS, 2.2),
+    *_bars(_LARGE, "dion r=1/4", _HALF, _DIONS, 3),
+    *_bars(_LARGE, "dion r=1/16", "Dion", _DIONS, 3.5),
+    *_bars("1024x4096", "normuon", "NorMuon", _dion("NorMuon"), 1.6),
+    *_bars("1024x4096", "dion2 1/4", "Dion2", _dion("Dion2"), 2.5),
+    *_bars("1024x4096", "nordion2 1/4", "NorDion2", _dion("NorDion2"), 2.5),
+    *_bars("flat-100m 4000x768", "adamw", "AdamW", (FUSED,), 1, 5),
+    *_bars("gpt2-74", "lion", "Lion", ("dion lion group eager",), 6),
+    *_bars("gpt2-74", "lion", "Lion", ("lion_pytorch.Lion",), 2),
+    *_bars(_MEMORY, "lamb", "Lamb", ("pytorch_optimizer.Lamb",), 2),
+    *_bars(_MEMORY, "adafactor", "Adafactor", _ADAFACTORS, 4),
+    *_bars(_MEMORY, "came", "CAME", ("came_pytorch.CAME",), 4),
+    *_bars(_MEMORY, "adamw 8-bit", "AdamW 8-bit", _TORCHAO, 10),
+    *_bars(_MEMORY, "galore r=128 refresh", "GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
+    *_bars(_MEMORY, "galore r=128 refresh", "GaLoreAdamW random", ("galore_torch.GaLoreAdamW",), 10),
 )
 
 
@@ -122,15 +111,16 @@ def held(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
                 yield what, closest, bar.least, known[closest]
 
 
-def first_steps(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+def first_steps(result: dict[str, Any]) -> Iterator[Row]:
     """First step over warm step of our classes in CPU time, and with what the system did for it before."""
     for row in result["first_steps"]:
         if row["contender"].startswith("oxidion.") and "by_cpu" in row:
-            what = f"{row['contender']}, {row['workload']}, {row['family']}"
-            yield what, row["by_cpu"], row["by_cpu_with_before"]
+            what = f"first step, {row['contender']}, {row['workload']}, {row['family']}"
+            text = f"{row['by_cpu']:.2f}; with what came before {row['by_cpu_with_before']:.2f}"
+            yield what, f"at most {FIRST_STEP} warm steps of CPU time", text, row["by_cpu"] <= FIRST_STEP
 
 
-def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
+def extra_memory(result: dict[str, Any]) -> Iterator[Row]:
     """Peak memory of a step beyond parameters, gradients and state, as a share of a peer's."""
     extra: dict[tuple[str, str], dict[str, float]] = {}
     for row in result["first_steps"]:
@@ -140,19 +130,23 @@ def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, floa
         ours = next((name for name in rows if name in ("oxidion.Muon", "oxidion.Dion")), None)
         for peer, most in MEMORY.items():
             if ours is not None and rows.get(peer):
-                yield f"{ours}, {workload}, {family}", peer, most, rows[ours] / rows[peer]
+                share = rows[ours] / rows[peer]
+                what = f"extra memory, {ours}, {workload}, {family}"
+                yield what, f"at most {most:g} of {peer}", f"{share:.2f}", share <= most
 
 
-def quality(result: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, tuple[float, float]]]]:
+def quality(result: dict[str, Any]) -> Iterator[Row]:
     """How far updates are from orthonormal ones, ours and the baseline's, by measure."""
     for entry in result["qualities"]:
-        rows = {name: row for name, row in entry.get("rows", {}).items() if "cosine" in row}
-        theirs = rows.get(BASELINE.get(entry.get("family"), ""))
-        for name, row in rows.items():
-            if theirs is not None and name.startswith("oxidion.") and name != HALF:
-                both = zip(_defects(row).items(), _defects(theirs).values(), strict=True)
-                found = {measure: (own, other) for (measure, own), other in both}
-                yield f"{name}, {entry['workload']}, {entry['family']}", BASELINE[entry["family"]], found
+        peer = BASELINE.get(entry.get("family"), "")
+        rows = {name: _defects(row) for name, row in entry.get("rows", {}).items() if "cosine" in row}
+        for name, own in rows.items() if peer in rows else ():
+            if name.startswith("oxidion.") and name != HALF:
+                theirs = rows[peer]
+                text = "; ".join(f"{key} {own[key]:.3g}, there {theirs[key]:.3g}" for key in own)
+                good = all(own[key] <= max(theirs[key], ROUNDING) for key in own)
+                what = f"quality, {name}, {entry['workload']}, {entry['family']}"
+                yield what, f"as near to orthonormal as {peer}", text, good
 
 
 def _defects(row: dict[str, float]) -> dict[str, float]:
@@ -163,16 +157,8 @@ def _defects(row: dict[str, float]) -> dict[str, float]:
     }
 
 
-def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
-    """Every bar of a result: what it is of, what must be, what was found, and whether it is held."""
+def rows(result: dict[str, Any]) -> Iterator[Row]:
+    """Every bar of a result."""
     for what, peer, least, found in held(result):
         yield what, f"{peer}, {least:g} times as fast", f"{found:.2f}", found >= least
-    for what, share, whole in first_steps(result):
-        text = f"{share:.2f}; with what came before {whole:.2f}"
-        yield f"first step, {what}", f"at most {FIRST_STEP} warm steps of CPU time", text, share <= FIRST_STEP
-    for what, peer, most, share in extra_memory(result):
-        yield f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most
-    for what, peer, both in quality(result):
-        text = "; ".join(f"{measure} {own:.3g}, there {other:.3g}" for measure, (own, other) in both.items())
-        good = all(own <= max(other, ROUNDING) for own, other in both.values())
-        yield f"quality, {what}", f"as near to orthonormal as {peer}", text, good
+    yield from (*first_steps(result), *extra_memory(result), *quality(result))

@@ -17,24 +17,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from workloads import (
-    ADAFACTOR,
-    ADAMW,
-    ADAMW8,
-    CAME,
-    DION2,
-    DION_4,
-    DION_16,
-    GALORE,
-    GALORE_REFRESH,
-    LAMB,
-    LION,
-    MUON,
-    NORDION2,
-    NORMUON,
-    Tensors,
-    Workload,
-)
+from workloads import Tensors, Workload
 
 Build = Callable[[Tensors], Sequence[Optimizer]]
 
@@ -179,6 +162,11 @@ def _galore(module: str, gap: int, **settings: Any) -> Build:
     ]
 
 
+def ours(name: str, build: Build, note: str = "", **limits: int) -> Contender:
+    """A contender of this package."""
+    return Contender(f"oxidion.{name}", OURS, "", build, note, **limits)
+
+
 def relative(family: str, name: str, note: str = "", **settings: Any) -> list[Contender]:
     """A class of ours and the one of the same name in microsoft/dion."""
     theirs = of_class("dion", name, **settings)
@@ -189,129 +177,112 @@ def relative(family: str, name: str, note: str = "", **settings: Any) -> list[Co
     ]
 
 
+def _torch_adamw(label: str, note: str = "", **how: bool) -> Contender:
+    return Contender(f"torch.optim.AdamW {label}", "torch", "", flat("torch.optim", "AdamW", **how), note)
+
+
+def _of_pytorch_optimizer(name: str, note: str = "") -> Contender:
+    package = "pytorch_optimizer"
+    return Contender(f"{package}.{name}", package, "", flat(package, name), note)
+
+
 def _muon() -> list[Contender]:
-    polar = "Polar Express, 5 iterations, bfloat16 eager rounding"
-    ours, *theirs = relative(MUON, "Muon", polar, nesterov=True)
+    first, *theirs = relative(
+        "", "Muon", "Polar Express, 5 iterations, bfloat16 eager rounding", nesterov=True
+    )
     fast = of_class(OURS, "Muon", nesterov=True, orth_preset="fast")
     torchs = _two(("torch.optim", "Muon"), ("torch.optim", "AdamW"), {}, fused=True)
     kept = {"consume_grad": False}
     ball = _two(("heavyball", "Muon"), ("heavyball", "AdamW"), kept, **kept)
-    po, five = "pytorch_optimizer", "fixed quintic, 5 iterations"
+    five = "fixed quintic, 5 iterations"
     others = "five different quintics, bfloat16"
     return [
-        replace(ours, note="exact-5: Polar Express, 5 iterations"),
-        Contender(FAST, OURS, MUON, fast, "fast-4: Schatten-8 norm, 4 iterations"),
-        Contender("torch.optim.Muon", "torch", MUON, torchs, f"{five}, bfloat16"),
+        replace(first, note="exact-5: Polar Express, 5 iterations"),
+        Contender(FAST, OURS, "", fast, "fast-4: Schatten-8 norm, 4 iterations"),
+        Contender("torch.optim.Muon", "torch", "", torchs, f"{five}, bfloat16"),
         *theirs,
-        Contender("pytorch_optimizer.Muon", po, MUON, _po_muon, five, max_tensors=50),
-        Contender("heavyball.Muon compiled", "heavyball", MUON, ball, others, True, 10),
+        Contender("pytorch_optimizer.Muon", "pytorch_optimizer", "", _po_muon, five, max_tensors=50),
+        Contender("heavyball.Muon compiled", "heavyball", "", ball, others, True, 10),
     ]
 
 
-def _dion(family: str, fraction: float) -> list[Contender]:
-    ours, *theirs = relative(family, "Dion", rank_fraction=fraction)
+def _dion(fraction: float) -> list[Contender]:
+    first, *theirs = relative("", "Dion", rank_fraction=fraction)
     half = of_class(OURS, "Dion", rank_fraction=fraction, orth_dtype="bfloat16")
-    return [ours, Contender(HALF, OURS, family, half, "products in bfloat16"), *theirs]
+    return [first, Contender(HALF, OURS, "", half, "products in bfloat16"), *theirs]
 
 
-def _adamw() -> list[Contender]:
-    def of_torch(name: str, note: str = "", **how: bool) -> Contender:
-        build = flat("torch.optim", "AdamW", **how)
-        return Contender(f"torch.optim.AdamW {name}", "torch", ADAMW, build, note)
-
-    return [
-        Contender("oxidion.AdamW", OURS, ADAMW, flat(OURS, "AdamW")),
-        of_torch("fused", fused=True),
-        of_torch("foreach", foreach=True),
-        of_torch("default", "for-loop on CPU"),
-        Contender("dion adamw group eager", PEER, ADAMW, _scalar("adamw")),
-    ]
-
-
-def _lion() -> list[Contender]:
-    fused = flat("torch.optim", "AdamW", fused=True)
-    other, po = "another algorithm: torch has no Lion", "pytorch_optimizer"
-    return [
-        Contender("oxidion.Lion", OURS, LION, flat(OURS, "Lion")),
-        Contender("torch.optim.AdamW fused", "torch", LION, fused, other),
-        Contender("lion_pytorch.Lion", "lion_pytorch", LION, flat("lion_pytorch", "Lion")),
-        Contender("pytorch_optimizer.Lion", po, LION, flat(po, "Lion")),
-        Contender("dion lion group eager", PEER, LION, _scalar("lion")),
-    ]
-
-
-def _lamb() -> list[Contender]:
-    po, theirs = "pytorch_optimizer", "norm of the weight at most 10, decay outside the ratio"
-    return [
-        Contender("oxidion.Lamb", OURS, LAMB, flat(OURS, "Lamb")),
-        Contender("pytorch_optimizer.Lamb", po, LAMB, flat(po, "Lamb"), theirs),
-    ]
-
-
-def _adafactor() -> list[Contender]:
-    other = "eps bounds the mean of the row factor"
-    plain, foreach = (flat("torch.optim", "Adafactor", **how) for how in ({}, {"foreach": True}))
-    return [
-        Contender("oxidion.Adafactor", OURS, ADAFACTOR, flat(OURS, "Adafactor", relative_step=False)),
-        Contender("torch.optim.Adafactor default", "torch", ADAFACTOR, plain, other),
-        Contender("torch.optim.Adafactor foreach", "torch", ADAFACTOR, foreach, other),
-    ]
-
-
-def _came() -> list[Contender]:
-    return [
-        Contender("oxidion.CAME", OURS, CAME, flat(OURS, "CAME")),
-        Contender("came_pytorch.CAME", "came-pytorch", CAME, flat("came_pytorch", "CAME")),
-        Contender("pytorch_optimizer.CAME", "pytorch_optimizer", CAME, flat("pytorch_optimizer", "CAME")),
-    ]
-
-
-def _adamw8() -> list[Contender]:
-    theirs = flat("torchao.optim", "AdamW8bit")
-    return [
-        Contender("oxidion.AdamW 8-bit", OURS, ADAMW8, flat(OURS, "AdamW", state_bits=8)),
-        Contender("oxidion.AdamW 32-bit", OURS, ADAMW8, flat(OURS, "AdamW"), "states in float32"),
-        Contender("torchao AdamW8bit eager", "torchao", ADAMW8, theirs, max_tensors=MOST_COMPILED),
-        Contender("torchao AdamW8bit compiled", "torchao", ADAMW8, theirs, "", True, MOST_COMPILED),
-    ]
-
-
-def _low_rank(family: str, gap: int) -> list[Contender]:
+def _low_rank(gap: int) -> list[Contender]:
     """GaLore of rank 128 whose projections are computed every ``gap`` steps."""
-    gram, exact, random = (_galore(OURS, gap, svd=svd) for svd in ("gram", "exact", "random"))
-    theirs, whole = _galore("galore_torch", gap, eps=1e-8, no_deprecation_warning=True), "a whole SVD"
+    theirs = _galore("galore_torch", gap, eps=1e-8, no_deprecation_warning=True)
     return [
-        Contender("oxidion.GaLoreAdamW gram", OURS, family, gram),
-        Contender("oxidion.GaLoreAdamW exact", OURS, family, exact, whole, max_tensors=10),
-        Contender("oxidion.GaLoreAdamW random", OURS, family, random, "of a sketch"),
-        Contender("galore_torch.GaLoreAdamW", "galore-torch", family, theirs),
+        ours("GaLoreAdamW gram", _galore(OURS, gap, svd="gram")),
+        ours("GaLoreAdamW exact", _galore(OURS, gap, svd="exact"), "a whole SVD", max_tensors=10),
+        ours("GaLoreAdamW random", _galore(OURS, gap, svd="random"), "of a sketch"),
+        Contender("galore_torch.GaLoreAdamW", "galore-torch", "", theirs),
     ]
 
 
-FAMILIES: dict[str, Callable[[], list[Contender]]] = {
-    MUON: _muon,
-    DION_4: lambda: _dion(DION_4, 1 / 4),
-    DION_16: lambda: _dion(DION_16, 1 / 16),
-    NORMUON: lambda: relative(NORMUON, "NorMuon"),
-    DION2: lambda: relative(DION2, "Dion2", fraction=1 / 4),
-    NORDION2: lambda: relative(NORDION2, "NorDion2", fraction=1 / 4),
-    ADAMW: _adamw,
-    LION: _lion,
-    LAMB: _lamb,
-    ADAFACTOR: _adafactor,
-    CAME: _came,
-    ADAMW8: _adamw8,
-    GALORE: lambda: _low_rank(GALORE, 1_000_000),
-    GALORE_REFRESH: lambda: _low_rank(GALORE_REFRESH, 1),
+_ROWS = "eps bounds the mean of the row factor"
+_8_BIT = flat("torchao.optim", "AdamW8bit")
+FAMILIES: dict[str, list[Contender]] = {
+    "muon": _muon(),
+    "dion r=1/4": _dion(1 / 4),
+    "dion r=1/16": _dion(1 / 16),
+    "normuon": relative("", "NorMuon"),
+    "dion2 1/4": relative("", "Dion2", fraction=1 / 4),
+    "nordion2 1/4": relative("", "NorDion2", fraction=1 / 4),
+    "adamw": [
+        ours("AdamW", flat(OURS, "AdamW")),
+        _torch_adamw("fused", fused=True),
+        _torch_adamw("foreach", foreach=True),
+        _torch_adamw("default", "for-loop on CPU"),
+        Contender("dion adamw group eager", PEER, "", _scalar("adamw")),
+    ],
+    "lion": [
+        ours("Lion", flat(OURS, "Lion")),
+        _torch_adamw("fused", "another algorithm: torch has no Lion", fused=True),
+        Contender("lion_pytorch.Lion", "lion_pytorch", "", flat("lion_pytorch", "Lion")),
+        _of_pytorch_optimizer("Lion"),
+        Contender("dion lion group eager", PEER, "", _scalar("lion")),
+    ],
+    "lamb": [
+        ours("Lamb", flat(OURS, "Lamb")),
+        _of_pytorch_optimizer("Lamb", "norm of the weight at most 10, decay outside the ratio"),
+    ],
+    "adafactor": [
+        ours("Adafactor", flat(OURS, "Adafactor", relative_step=False)),
+        Contender("torch.optim.Adafactor default", "torch", "", flat("torch.optim", "Adafactor"), _ROWS),
+        Contender(
+            "torch.optim.Adafactor foreach",
+            "torch",
+            "",
+            flat("torch.optim", "Adafactor", foreach=True),
+            _ROWS,
+        ),
+    ],
+    "came": [
+        ours("CAME", flat(OURS, "CAME")),
+        Contender("came_pytorch.CAME", "came-pytorch", "", flat("came_pytorch", "CAME")),
+        _of_pytorch_optimizer("CAME"),
+    ],
+    "adamw 8-bit": [
+        ours("AdamW 8-bit", flat(OURS, "AdamW", state_bits=8)),
+        ours("AdamW 32-bit", flat(OURS, "AdamW"), "states in float32"),
+        Contender("torchao AdamW8bit eager", "torchao", "", _8_BIT, max_tensors=MOST_COMPILED),
+        Contender("torchao AdamW8bit compiled", "torchao", "", _8_BIT, "", True, MOST_COMPILED),
+    ],
+    "galore r=128": _low_rank(1_000_000),
+    "galore r=128 refresh": _low_rank(1),
 }
 """The contenders of every family, ours first."""
-GRAPHS = (MUON, NORMUON, DION_4, DION_16, DION2, NORDION2, ADAMW, LION)
+GRAPHS = ("muon", "normuon", "dion r=1/4", "dion r=1/16", "dion2 1/4", "nordion2 1/4", "adamw", "lion")
 """Families whose default contender of ours is run as a graph too."""
 TRITON: dict[str, tuple[str, dict[str, Any]]] = {
-    MUON: ("Muon", {"nesterov": True}),
-    NORMUON: ("NorMuon", {}),
-    DION2: ("Dion2", {"fraction": 1 / 4}),
-    NORDION2: ("NorDion2", {"fraction": 1 / 4}),
+    "muon": ("Muon", {"nesterov": True}),
+    "normuon": ("NorMuon", {}),
+    "dion2 1/4": ("Dion2", {"fraction": 1 / 4}),
+    "nordion2 1/4": ("NorDion2", {"fraction": 1 / 4}),
 }
 """Classes of microsoft/dion that have Triton kernels, and their settings in addition to rate and decay."""
 
@@ -321,7 +292,7 @@ def contenders(family: str, *, compiled: bool, device: str = "cpu") -> list[Cont
 
     Compiled ones only come when they are asked for: they take minutes to compile.
     """
-    found = FAMILIES[family]()
+    found = [replace(entry, family=family) for entry in FAMILIES[family]]
     if device == "cuda":
         found = sorted([*found, *_of_devices(family, found[0])], key=lambda entry: entry.source != OURS)
     return [entry for entry in found if compiled or not entry.compiled]
@@ -347,7 +318,7 @@ def _of_devices(family: str, ours: Contender) -> list[Contender]:
         peer("triton graph", theirs, as_graph("dion.cuda_graph", triton)),
         peer("triton compiled", kernels, triton, True, MOST_COMPILED),
     ]
-    if family == MUON:
+    if family == "muon":
         gram = of_class("dion", name, use_gram_newton_schulz=True, **settings)
         made.append(peer("gram eager", "Gram form, kernels of gram-newton-schulz", gram))
     return made

@@ -25,7 +25,9 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,6 @@ import torch
 from tqdm import tqdm
 
 import harness
-import oxidion
 from convergence_report import markdown, plot, summary
 from corpus import load_corpus
 from options import build_parser, planned_settings
@@ -54,30 +55,14 @@ with seed 0 were at twice the recipe's rate (half and twice of that were worse),
 """
 
 
-def matrices(name: str, lr: float = 0.02, scalar_lr: float | None = 0.002, **arguments: Any) -> Recipe:
-    """A class whose arguments do not depend on the settings."""
-    return Recipe(name, lr, scalar_lr=scalar_lr, arguments=lambda _: arguments)
-
-
-def dion(rank_fraction: float, **own: Any) -> Recipe:
-    """Dion at a rank of its own."""
-    keys = {"rank_fraction": rank_fraction, **own}
-    return Recipe("Dion", 0.02, scalar_lr=0.002, arguments=lambda s: {"seed": s.seed, **keys})
-
-
-def soap(lr: float, **own: Any) -> Recipe:
-    """SOAP whose bases are computed every ten steps."""
-    return matrices("SOAP", lr, None, betas=(0.95, 0.95), precondition_frequency=10, **own)
-
-
-def factored(name: str, lr: float, **own: Any) -> Recipe:
-    """CAME or Adafactor at the rate of the settings."""
-    return Recipe(name, lr, scalar_lr=0.004, arguments=lambda s: {"lr": s.lr, **own})
-
-
-def low_rank(name: str) -> Recipe:
-    """A class that projects to a quarter of the width."""
-    return Recipe(name, 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4})
+def recipe(name: str, lr: float, scalar_lr: float | None = 0.002, **arguments: Any) -> Recipe:
+    """A class; arguments that are functions are called with the settings."""
+    return Recipe(
+        name,
+        lr,
+        scalar_lr=scalar_lr,
+        arguments=lambda settings: {k: v(settings) if callable(v) else v for k, v in arguments.items()},
+    )
 
 
 def ema(settings: Settings) -> dict[str, Any]:
@@ -85,32 +70,39 @@ def ema(settings: Settings) -> dict[str, Any]:
     return {"average": "ema", "average_decay": 1 - 1 / max(1.0, settings.steps / 20)}
 
 
+def quarter(settings: Settings) -> int:
+    """Rank of a projection to a quarter of the width."""
+    return settings.dim // 4
+
+
+dion = partial(recipe, "Dion", 0.02, seed=attrgetter("seed"))
+soap = partial(recipe, "SOAP", 0.008, None, betas=(0.95, 0.95), precondition_frequency=10)
+soap_muon = partial(recipe, "SOAPMuon", 0.02, precondition_frequency=10)
 PLAIN = {"relative_step": False, "scale_parameter": False}
-FREE = (0.0, 0.999)
 FURTHER = {
-    "soap": soap(0.008),
-    "soap_short_side": soap(0.008, sides="short"),
-    "soap_muon": matrices("SOAPMuon", precondition_frequency=10),
-    "soap_muon_without_basis": matrices("SOAPMuon", precondition_frequency=10, denom_power=0.0),
-    "muon_without_momentum": matrices("Muon", mu=0.0),
-    "muon_nesterov": matrices("Muon", nesterov=True),
+    "soap": soap(),
+    "soap_short_side": soap(sides="short"),
+    "soap_muon": soap_muon(),
+    "soap_muon_without_basis": soap_muon(denom_power=0.0),
+    "muon_without_momentum": recipe("Muon", 0.02, mu=0.0),
+    "muon_nesterov": recipe("Muon", 0.02, nesterov=True),
     "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, decays=False),
-    "dion_orthonormal": dion(0.25, right_factor="orthonormal"),
-    "dion_full_rank": dion(1.0),
-    "dion_half_rank": dion(0.5),
-    "dion_sixteenth_rank": dion(1 / 16),
-    "came": factored("CAME", 0.001),
-    "adafactor": factored("Adafactor", 0.002, **PLAIN),
-    "came_short_memory": factored("CAME", 0.002, betas=(0.9, 0.95, 0.99)),
-    "adafactor_momentum": factored("Adafactor", 0.004, **PLAIN, beta1=0.9),
-    "lamb": Recipe("Lamb", 0.01, scalar_lr=0.004),
-    "apollo_adamw": low_rank("APOLLOAdamW"),
-    "muon_ema": Recipe("Muon", 0.02, scalar_lr=0.002, average=ema),
-    "adamw_ema": Recipe("AdamW", 0.004, arguments=lambda _: {"betas": (0.9, 0.95)}, average=ema),
-    "adamw_schedule_free": Recipe(
-        "AdamW", 0.004, arguments=lambda _: {"betas": FREE}, average=lambda _: {"average": "schedule_free"}
+    "dion_orthonormal": dion(rank_fraction=0.25, right_factor="orthonormal"),
+    "dion_full_rank": dion(rank_fraction=1.0),
+    "dion_half_rank": dion(rank_fraction=0.5),
+    "dion_sixteenth_rank": dion(rank_fraction=1 / 16),
+    "came": recipe("CAME", 0.001, 0.004),
+    "adafactor": recipe("Adafactor", 0.002, 0.004, **PLAIN),
+    "came_short_memory": recipe("CAME", 0.002, 0.004, betas=(0.9, 0.95, 0.99)),
+    "adafactor_momentum": recipe("Adafactor", 0.004, 0.004, **PLAIN, beta1=0.9),
+    "lamb": recipe("Lamb", 0.01, 0.004),
+    "apollo_adamw": recipe("APOLLOAdamW", 0.01, 0.004, rank=quarter),
+    "galore_adamw": recipe("GaLoreAdamW", 0.01, 0.004, rank=quarter),
+    "muon_ema": replace(recipe("Muon", 0.02), average=ema),
+    "adamw_ema": replace(recipe("AdamW", 0.004, None, betas=(0.9, 0.95)), average=ema),
+    "adamw_schedule_free": replace(
+        recipe("AdamW", 0.004, None, betas=(0.0, 0.999)), average=lambda _: {"average": "schedule_free"}
     ),
-    "galore_adamw": low_rank("GaLoreAdamW"),
 }
 """Classes in addition to those that the example trains; they are named by ``--optimizers``."""
 
@@ -170,60 +162,35 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
         chosen = training.parse_args([*shared, "--sweep", sweep, "--seed", seed.strip()])
         jobs += planned_settings(training, chosen)
     options.threads = chosen.threads
-    options.seeds = list(dict.fromkeys(job.seed for job in jobs))
     return options, jobs
 
 
-def empty_result(options: argparse.Namespace, jobs: Sequence[Settings]) -> dict[str, Any]:
-    """A result without runs; its settings are those that all runs have in common."""
-    return {
-        "machine": harness.machine(),
-        "versions": {"oxidion": oxidion.__version__, "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "settings": {key: value for key, value in asdict(jobs[0]).items() if key not in OWN},
-        "plan": {"learning_rates": options.rates, "seeds": options.seeds},
-        "runs": [],
-    }
-
-
-def earlier(target: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """The result with the runs that a file holds, and with their optimizers and learning rates.
+def started(options: argparse.Namespace, job: Settings) -> dict[str, Any]:
+    """The result with the runs that are there; its settings are those that all runs have in common.
 
     Raises:
-        SystemExit: for a file of other settings, versions or another machine.
+        SystemExit: where there is a summary of runs that are not there, or runs of other settings, versions
+            or of another machine.
     """
-    there: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
-    compared = {"settings": None, "versions": None, "threads": None, "machine": ("cpu", "cores", "python")}
-    for key, parts in compared.items():
-        old, new = there[key], result[key]
-        if parts is not None:
-            old, new = ({part: side[part] for part in parts} for side in (old, new))
-        if old != new:
-            why = f"{target} was written with other {key}: {old}, now {new}."
-            raise SystemExit(f"{why} Give another --name, or --fresh to start over")
-    rates = {name: {*lrs} for name, lrs in result["plan"]["learning_rates"].items()}
-    for run in there["runs"]:
-        rates.setdefault(run["optimizer"], set()).add(run["lr"])
-    seeds = {*result["plan"]["seeds"], *(run["seed"] for run in there["runs"])}
-    found = {name: sorted(rates[name]) for name in RECIPES if name in rates}
-    return {**result, "runs": there["runs"], "plan": {"learning_rates": found, "seeds": sorted(seeds)}}
-
-
-def started(options: argparse.Namespace, jobs: Sequence[Settings]) -> dict[str, Any]:
-    """The result with the runs that are there.
-
-    Raises:
-        SystemExit: where there is a summary of runs that are not there, or runs of other settings.
-    """
-    result, name = empty_result(options, jobs), f"{options.name}.json"
+    name = f"{options.name}.json"
+    settings = {key: value for key, value in asdict(job).items() if key not in OWN}
+    result = {**harness.facts(), "settings": settings, "runs": []}
+    file, way_out = options.runs / name, "Give another --name, or --fresh to start over"
     if options.fresh:
         return result
-    if (options.runs / name).exists():
-        return earlier(options.runs / name, result)
-    if (options.out / name).exists():
-        why = f"{options.out / name} is the summary of runs that are not in {options.runs}."
-        raise SystemExit(f"{why} Give another --name, or --fresh to start over")
-    return result
+    if not file.exists():
+        if (options.out / name).exists():
+            why = f"{options.out / name} is the summary of runs that are not in {options.runs}"
+            raise SystemExit(f"{why}. {way_out}")
+        return result
+    there: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("settings", "versions", "threads", "machine"):
+        old, new = there[key], result[key]
+        if key == "machine":
+            old, new = ({part: side[part] for part in ("cpu", "cores", "python")} for side in (old, new))
+        if old != new:
+            raise SystemExit(f"{file} was written with other {key}: {old}, now {new}. {way_out}")
+    return {**result, "runs": there["runs"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -233,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         harness.between(options.page.read_text(encoding="utf-8"), "convergence", "")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    result = started(options, jobs)
+    result = started(options, jobs[0])
     done = {tuple(run[key] for key in OWN) for run in result["runs"]}
     todo = [job for job in jobs if tuple(getattr(job, key) for key in OWN) not in done]
     print(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before", file=sys.stderr)
@@ -245,12 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run.run(job.steps, None, 0, quiet=True)
         result["runs"].append({"seed": job.seed, "load": harness.load_average(), **figures(run)})
         harness.write(result, options.runs, options.name, is_whole=True)
-    kept = harness.rounded(summary(result))
+    kept = harness.rounded(summary(result, list(RECIPES)))
     harness.write(kept, options.out, options.name)
     plot(kept, options.out / f"{options.name}.png", COLORS)
-    if options.page is not None:
-        page = harness.between(options.page.read_text(encoding="utf-8"), "convergence", markdown(kept))
-        options.page.write_text(page, encoding="utf-8")
+    harness.rewrite(options.page, "convergence", markdown(kept))
     sys.stdout.write(markdown(kept))
 
 

@@ -14,13 +14,13 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convergence_report import by_rate
-from harness import RESULTS, between, table
+from harness import RESULTS, rewrite, table
 
 LEVEL = 0.02
 """Smaller differences of losses are no results: seeds differ by so much."""
@@ -45,11 +45,6 @@ class Curves:
         """The smallest of these."""
         return min(self.by_rate(optimizer).values())
 
-    def best_is_inside(self, optimizer: str) -> bool:
-        """True if learning rates on both sides of the best one were run."""
-        losses = list(self.by_rate(optimizer).values())
-        return 0 < losses.index(min(losses)) < len(losses) - 1
-
     def span(self, optimizer: str, factor: float) -> float:
         """The least span of losses over rates whose last is ``factor`` times the first."""
         rates = self.by_rate(optimizer)
@@ -73,157 +68,104 @@ class Curves:
         return next((step for step, mean in points if mean <= loss), sys.maxsize)
 
 
+FILES = {
+    "main": "convergence",
+    "further": "convergence-further",
+    "start": "convergence-start",
+    "wide": "convergence-wide",
+    "averages": "convergence-averages",
+}
+"""Results by the word that figures begin with."""
+AVERAGED = ("muon_ema", "adamw_ema")
+MEASURES: dict[str, Callable[[Curves], float]] = {
+    "dion of rank 1/4": lambda curves: curves.by_rate("dion")[0.02],
+    "cost of rank 1/16": lambda curves: curves.best("dion_sixteenth_rank") - curves.best("dion_full_rank"),
+    "step of adamw's loss": lambda curves: curves.reaches("muon", curves.best("adamw")),
+    "span of muon_h": lambda curves: curves.span("muon_h", 4),
+    "span of muon": lambda curves: curves.span("muon", 4),
+    "least lead at 240": lambda curves: min(curves.lead(name, 240) for name in AVERAGED),
+    "largest lead at 400": lambda curves: max(abs(curves.lead(name, 400)) for name in AVERAGED),
+}
+"""Figures of curves by their names; that of any other name is the smallest loss of an optimizer."""
+
+
 @dataclass(frozen=True)
 class Bar:
-    """What is expected of some curves.
+    """Figures, or numbers, each of which must be at most the next one plus ``margin``.
 
-    Attributes:
-        text: for the table.
-        results: names of the files that it reads.
-        judge: figures for the table, and whether it holds.
-        is_open: whether it is known not to hold.
+    One that is open is known not to hold.
     """
 
     text: str
-    results: tuple[str, ...]
-    judge: Callable[..., tuple[str, bool]]
+    figures: tuple[str | float, ...]
+    margin: float = 0.0
     is_open: bool = False
 
-
-def _listed(losses: list[float]) -> str:
-    return ", ".join(f"{loss:.3f}" for loss in losses)
-
-
-def ranks_in_order(curves: Curves, first: Curves) -> tuple[str, bool]:
-    """Dion's losses grow as its rank falls."""
-    names = ("dion_full_rank", "dion_half_rank", None, "dion_sixteenth_rank")
-    losses = [first.by_rate("dion")[0.02] if name is None else curves.best(name) for name in names]
-    return _listed(losses), all(a < b for a, b in itertools.pairwise(losses))
+    def judge(self, curves: Mapping[str, Curves]) -> tuple[str, bool]:
+        """Figures for the table, and whether it holds."""
+        found = [figure if isinstance(figure, float) else read(figure, curves) for figure in self.figures]
+        shown = ", ".join(f"{value:.3f}" if value < 100 else f"{value:.0f}" for value in found)
+        return shown, all(one <= other + self.margin for one, other in itertools.pairwise(found))
 
 
-def spread_shrinks(curves: Curves, wide: Curves) -> tuple[str, bool]:
-    """What a sixteenth of the rank costs is less in a wider model."""
-    narrow, wider = (c.best("dion_sixteenth_rank") - c.best("dion_full_rank") for c in (curves, wide))
-    return _listed([narrow, wider]), wider < narrow - LEVEL
+def read(figure: str, curves: Mapping[str, Curves]) -> float:
+    """The figure that a text names, as ``further soap``."""
+    result, _, name = figure.partition(" ")
+    return MEASURES.get(name, lambda curves: curves.best(name))(curves[result])
 
 
-def in_order(first: Curves) -> tuple[str, bool]:
-    """NorMuon is at most level with Muon, and both are far ahead of AdamW."""
-    losses = [first.best(name) for name in ("normuon", "muon", "adamw")]
-    return _listed(losses), losses[0] <= losses[1] + LEVEL and losses[1] < losses[2] - 0.1
-
-
-def sooner(first: Curves) -> tuple[str, bool]:
-    """Muon is at AdamW's loss after five eighths of the steps."""
-    step = first.reaches("muon", first.best("adamw"))
-    return f"step {step} of 400", step <= 250
-
-
-def without_momentum(curves: Curves, first: Curves) -> tuple[str, bool]:
-    """Muon without momentum is far behind AdamW."""
-    losses = [curves.best("muon_without_momentum"), first.best("adamw")]
-    return _listed(losses), losses[0] > losses[1] + 0.1
-
-
-def bases(curves: Curves) -> tuple[str, bool]:
-    """SOAP with two bases is at most at 1.86."""
-    return _listed([curves.best("soap")]), curves.best("soap") <= 1.86
-
-
-def one_basis(curves: Curves, first: Curves) -> tuple[str, bool]:
-    """SOAP with one basis is ahead of AdamW."""
-    losses = [curves.best("soap_short_side"), first.best("adamw")]
-    return _listed(losses), losses[0] < losses[1] - LEVEL
-
-
-def basis_helps(curves: Curves) -> tuple[str, bool]:
-    """SOAPMuon is ahead of itself without its basis."""
-    losses = [curves.best("soap_muon"), curves.best("soap_muon_without_basis")]
-    return _listed(losses), losses[0] <= losses[1] - LEVEL
-
-
-def near_adamw(name: str, most: float) -> Callable[..., tuple[str, bool]]:
-    """An optimizer is within so much of AdamW, at a learning rate that is not at the edge of its grid."""
-
-    def judge(curves: Curves, first: Curves) -> tuple[str, bool]:
-        losses = [curves.best(name), first.best("adamw")]
-        return _listed(losses), losses[0] <= losses[1] + most and curves.best_is_inside(name)
-
-    return judge
-
-
-def apollo_first(curves: Curves) -> tuple[str, bool]:
-    """APOLLO is at most level with GaLore."""
-    losses = [curves.best("apollo_adamw"), curves.best("galore_adamw")]
-    return _listed(losses), losses[0] <= losses[1] + LEVEL
-
-
-def held_norms(start: Curves, first: Curves) -> tuple[str, bool]:
-    """MuonH from matrices of fitting norms is level with Muon or ahead."""
-    losses = [start.best("muon_h"), first.best("muon")]
-    return _listed(losses), losses[0] <= losses[1] + LEVEL
-
-
-def flatter(start: Curves, first: Curves) -> tuple[str, bool]:
-    """MuonH depends less on its learning rate than Muon."""
-    spans = [start.span("muon_h", 4), first.span("muon", 4)]
-    return _listed(spans), spans[0] < spans[1]
-
-
-def average_leads(averages: Curves) -> tuple[str, bool]:
-    """The average of the weights is ahead before the rate falls."""
-    leads = [averages.lead(name, 240) for name in ("muon_ema", "adamw_ema")]
-    return _listed(leads), min(leads) >= 0.05
-
-
-def average_ends_level(averages: Curves) -> tuple[str, bool]:
-    """The average of the weights is level with them at the end."""
-    leads = [averages.lead(name, 400) for name in ("muon_ema", "adamw_ema")]
-    return _listed(leads), max(map(abs, leads)) <= 0.01
-
-
-FIRST, FURTHER, START, WIDE, AVERAGES = (
-    "convergence",
-    "convergence-further",
-    "convergence-start",
-    "convergence-wide",
-    "convergence-averages",
+DIONS = (
+    "further dion_full_rank",
+    "further dion_half_rank",
+    "main dion of rank 1/4",
+    "further dion_sixteenth_rank",
 )
 BARS = (
-    Bar("NorMuon at most level with Muon, both 0.1 ahead of AdamW", (FIRST,), in_order),
-    Bar("Muon is at AdamW's last loss by step 250", (FIRST,), sooner),
-    Bar("Dion: full rank before 1/2 before 1/4 before 1/16", (FURTHER, FIRST), ranks_in_order),
-    Bar("what rank 1/16 costs shrinks from width 128 to 256", (FURTHER, WIDE), spread_shrinks),
-    Bar("SOAP with two bases at most at 1.86", (FURTHER,), bases),
-    Bar("SOAP with one basis ahead of AdamW", (FURTHER, FIRST), one_basis),
-    Bar("SOAPMuon 0.02 ahead of itself without its basis", (FURTHER,), basis_helps),
-    Bar("MuonH, larger start: level with Muon or ahead", (START, FIRST), held_norms),
-    Bar("MuonH, larger start: flatter over a factor of 4", (START, FIRST), flatter),
-    Bar("average of weights 0.05 ahead before the decay (Muon, AdamW)", (AVERAGES,), average_leads),
-    Bar("average of weights within 0.01 at the end (Muon, AdamW)", (AVERAGES,), average_ends_level),
-    Bar("Lamb within 0.15 of AdamW", (FURTHER, FIRST), near_adamw("lamb", 0.15)),
-    Bar("GaLoreAdamW within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("galore_adamw", 0.05)),
-    Bar("APOLLOAdamW at most level with GaLoreAdamW", (FURTHER,), apollo_first),
-    Bar("CAME within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("came", 0.05)),
+    Bar("NorMuon at most level with Muon", ("main normuon", "main muon"), LEVEL),
+    Bar("Muon 0.1 ahead of AdamW", ("main muon", "main adamw"), -0.1),
+    Bar("Muon is at AdamW's last loss by step 250", ("main step of adamw's loss", 250.0)),
+    Bar("Dion: full rank before 1/2 before 1/4 before 1/16", DIONS),
     Bar(
-        "Adafactor with a momentum within 0.05 of AdamW",
-        (FURTHER, FIRST),
-        near_adamw("adafactor_momentum", 0.05),
+        "rank 1/16 costs less at width 256 than at 128",
+        ("wide cost of rank 1/16", "further cost of rank 1/16"),
+        -LEVEL,
+    ),
+    Bar("SOAP with two bases at most at 1.86", ("further soap", 1.86)),
+    Bar("SOAP with one basis ahead of AdamW", ("further soap_short_side", "main adamw"), -LEVEL),
+    Bar(
+        "SOAPMuon 0.02 ahead of itself without its basis",
+        ("further soap_muon", "further soap_muon_without_basis"),
+        -LEVEL,
+    ),
+    Bar("MuonH, larger start: level with Muon or ahead", ("start muon_h", "main muon"), LEVEL),
+    Bar("MuonH, larger start: flatter over a factor of 4", ("start span of muon_h", "main span of muon")),
+    Bar("average of weights 0.05 ahead before the decay (Muon, AdamW)", (0.05, "averages least lead at 240")),
+    Bar("average of weights within 0.01 at the end (Muon, AdamW)", ("averages largest lead at 400", 0.01)),
+    Bar("Lamb within 0.15 of AdamW", ("further lamb", "main adamw"), 0.15),
+    Bar("GaLoreAdamW within 0.05 of AdamW", ("further galore_adamw", "main adamw"), 0.05),
+    Bar(
+        "APOLLOAdamW at most level with GaLoreAdamW",
+        ("further apollo_adamw", "further galore_adamw"),
+        LEVEL,
+    ),
+    Bar("CAME within 0.05 of AdamW", ("further came", "main adamw"), 0.05),
+    Bar("Adafactor with a momentum within 0.05 of AdamW", ("further adafactor_momentum", "main adamw"), 0.05),
+    Bar(
+        "Adafactor without one within 0.05 of AdamW", ("further adafactor", "main adamw"), 0.05, is_open=True
     ),
     Bar(
-        "Adafactor without one within 0.05 of AdamW",
-        (FURTHER, FIRST),
-        near_adamw("adafactor", 0.05),
+        "Muon without momentum 0.1 behind AdamW",
+        ("main adamw", "further muon_without_momentum"),
+        -0.1,
         is_open=True,
     ),
-    Bar("Muon without momentum 0.1 behind AdamW", (FURTHER, FIRST), without_momentum, is_open=True),
 )
 
 
-def verdicts(bars: tuple[Bar, ...] = BARS) -> list[tuple[Bar, str, bool]]:
+def verdicts() -> list[tuple[Bar, str, bool]]:
     """Each bar with its figures and whether it holds."""
-    curves = {name: Curves.read(name) for bar in bars for name in bar.results}
-    return [(bar, *bar.judge(*(curves[name] for name in bar.results))) for bar in bars]
+    curves = {word: Curves.read(name) for word, name in FILES.items()}
+    return [(bar, *bar.judge(curves)) for bar in BARS]
 
 
 def markdown(judged: list[tuple[Bar, str, bool]]) -> str:
@@ -236,12 +178,9 @@ def main() -> int:
     """Runs the command line; 1 where an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--page", type=Path, help="page whose table is rewritten")
-    page = parser.parse_args().page
     judged = verdicts()
+    rewrite(parser.parse_args().page, "bars", markdown(judged))
     print(markdown(judged))
-    if page is not None:
-        text = between(page.read_text(encoding="utf-8"), "bars", markdown(judged))
-        page.write_text(text, encoding="utf-8")
     return int(any(holds == bar.is_open for bar, _, holds in judged))
 
 

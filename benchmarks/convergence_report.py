@@ -15,8 +15,8 @@ BASELINE = "adamw"
 Run = dict[str, Any]
 
 
-def summary(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without its runs.
+def summary(result: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """A result without its runs, its optimizers in an order.
 
     It has ``losses`` at the end by optimizer, learning rate and seed, ``curves`` of held-out losses at the
     best learning rate of each optimizer, of its average and last weights where it has one, and the ``table``.
@@ -25,11 +25,15 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     for run in result["runs"]:
         of_rate = losses.setdefault(run["optimizer"], {}).setdefault(repr(run["lr"]), {})
         of_rate[str(run["seed"])] = run["final_held_out_loss"]
-    curves = {name: _curve(best(result, name)) for name in result["plan"]["learning_rates"] if name in losses}
+    names = [name for name in order if name in losses]
+    curves = {name: _curve(best(result, name)) for name in names}
+    rates = {name: sorted(map(float, losses[name])) for name in names}
+    seeds = sorted({run["seed"] for run in result["runs"]})
     loads = [run["load"] for run in result["runs"]]
     about = {key: value for key, value in result.items() if key != "runs"}
-    facts = {"load": [min(loads), max(loads)], "parameters": result["runs"][0]["parameters"]}
-    return {**about, **facts, "table": rows(result, curves), "losses": losses, "curves": curves}
+    about |= {"load": [min(loads), max(loads)], "parameters": result["runs"][0]["parameters"]}
+    about["plan"] = {"learning_rates": rates, "seeds": seeds}
+    return {**about, "table": rows(result, curves), "losses": losses, "curves": curves}
 
 
 def grid(result: dict[str, Any], name: str) -> dict[float, list[Run]]:

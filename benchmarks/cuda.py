@@ -22,23 +22,22 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import cuda_child
 import cuda_products
 import harness
 from contenders import Contender, availability, contenders
 from cuda_child import Item, Row
-from cuda_race import Place, Timing, ceilings, items, rates_of
+from cuda_race import Place, Timing, items, rates_of
+from device_parts import Given, Results, env
 from device_report import stem_of
 from floors import floor_seconds
-from harness import Series, ratio
+from harness import Series, ratio, said
 from quality import quality
-from race import said
 from workloads import Workload, device_lists, lists
 
 PARTS = ("steps", "quality", "products")
@@ -53,13 +52,16 @@ TRIAL = "cuda"
 
 
 def facts(place: Place) -> Row:
-    """Device, versions and ceilings, found in a child."""
-    on_device = place.word != "cpu"
-    return {
-        "device": torch.cuda.get_device_name(place.clock.device) if on_device else "the CPU",
-        "versions": availability(),
-        "ceilings": ceilings(place.clock, small=not on_device),
-    }
+    """Device, versions and ceilings, each found in a child; says why where there is no device."""
+    given = Given(place, Results(), False, None)
+    # Importing all peers takes long.
+    take([*env(given), replace(given.single("versions", availability), limit=LIMIT)], place)
+    missing = {row["status"] for row in given.results.values.values() if row["status"] != "ok"}
+    if missing:
+        raise SystemExit(f"--device {place.word}: {missing.pop()}")
+    values = {name: row["value"] for name, row in given.results.values.items()}
+    found = {"device": values.pop("device")["name"], "versions": values.pop("versions")}
+    return {**found, "ceilings": values}
 
 
 def judged(workload: Workload, place: Place, entry: Contender) -> Row:
@@ -189,10 +191,7 @@ def main() -> None:
     pairs = [(work, family) for work in lists() for family in work.families]
     chosen = [p for p in pairs if any(part in f"{p[0].name}/{p[1]}" for part in wanted)]
     result: dict[str, Any] = {"machine": harness.machine(), "races": [], "products": []}
-    place = Place(options.device)
-    take([Item("facts", "facts", partial(facts, place), result.update, limit=LIMIT)], place)
-    if (status := result.pop("status")) != "ok":
-        parser.error(f"--device {options.device}: {status}")
+    result |= facts(Place(options.device))
     on_device, place = options.device != "cpu", Place(options.device, result["versions"])
     stem = options.name or (f"{stem_of(result['device'])}-{parts[0]}" if on_device else TRIAL)
     samples, races = 2 * options.rounds, []

@@ -94,17 +94,6 @@ def best(clock: Clock, work: Callable[[], object], which: int) -> float:
     return min(clock.sample(work)[which] for _ in range(10))
 
 
-def ceilings(clock: Clock, *, small: bool) -> dict[str, float]:
-    """Rates that bound a step: products of matrices, a copy, the host's time for a launch."""
-    side, elements = (256, 1 << 16) if small else (8192, 1 << 28)
-    return {
-        "bfloat16_tflops": tflops(clock, side, torch.bfloat16),
-        "float32_tflops": tflops(clock, side, torch.float32),
-        "copy_gb_per_s": copy_rate(clock, elements),
-        "launch_us": launch_us(clock),
-    }
-
-
 def rates_of(found: dict[str, float]) -> dict[str, float]:
     """Returns them as `floors.floor_seconds` takes them: operations and bytes a second, NaN if unknown."""
     return {

@@ -1,22 +1,9 @@
 """The shortest time that a step can take on a machine of given rates: operations, then memory traffic.
 
-m <= n are the sides of a matrix, r is a rank, f a fraction. Symmetric products count half. Bytes are those of
-an element in float32 that no pass can do without: parameter read and written 8, gradient read 4, each state
-read and written 8. A value that a norm or mean of the whole parameter has to come before is read once more.
-
-- Muon, NorMuon, five steps: the fewer of 15 m²n + 5 m³ (on the matrix) and 9 m²n + 11 m³ (on its Gram matrix
-  with two restarts); 24 bytes (parameter, gradient and momentum, bfloat16 update written and read).
-- Dion2, NorDion2: those operations for the part that is selected, rows of a NorDion2; 20 + 12 f bytes (the
-  selected momentum is read and decayed once more, its update written and read in bfloat16).
-- Dion: 8 m n r for its products and 2 n r² + r³/3 for the Cholesky QR of P; 32 bytes.
-- AdamW 28 and Lion 20 bytes; AdamW with 8-bit states 16, vectors 28.
-- Lamb 40: norms of update and parameter come before the step, so the update is written and read and the
-  parameter read once more.
-- Adafactor 24: the gradient for the factors, for the norm of the update and for the update, and the parameter
-  for its norm; vectors, whose second moment has all its elements, 32.
-- CAME 32: the same without the norm of the parameter, the momentum, and this once more with the confidence;
-  vectors 36.
-- GaLore: 4 m n r to project and back; 12 + 4 r / m bytes, with moments of 8 bits. A refresh has no formula.
+docs/performance.md has the operations and bytes of each family. Symmetric products count half. Bytes are
+those of an element in float32 that no pass can do without: parameter read and written 8, gradient read 4,
+each state read and written 8. A value that a norm or mean of the whole parameter has to come before is read
+once more.
 
 The rates of this machine are measured here too, and tell which peers would take for ever.
 """
@@ -25,42 +12,25 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from contenders import OURS, Contender, absent
-from workloads import (
-    ADAFACTOR,
-    ADAMW,
-    ADAMW8,
-    CAME,
-    DION2,
-    DION_4,
-    DION_16,
-    GALORE,
-    LAMB,
-    LION,
-    MUON,
-    NORDION2,
-    NORMUON,
-    RELATIVES,
-    Shape,
-    Workload,
-)
+from harness import seconds_of
+from workloads import RELATIVES, Shape, Workload
 
 #: Bytes an element of a matrix.
 BYTES: dict[str, float] = {
-    **dict.fromkeys((MUON, NORMUON), 24),
-    **dict.fromkeys((DION2, NORDION2), 20 + 12 / 4),
-    **dict.fromkeys((DION_4, DION_16), 32),
-    **{ADAMW: 28, LION: 20, LAMB: 40, ADAFACTOR: 24, CAME: 32, ADAMW8: 16, GALORE: 12},
+    **dict.fromkeys(("muon", "normuon"), 24),
+    **dict.fromkeys(("dion2 1/4", "nordion2 1/4"), 20 + 12 / 4),
+    **dict.fromkeys(("dion r=1/4", "dion r=1/16"), 32),
+    **{"adamw": 28, "lion": 20, "lamb": 40, "adafactor": 24, "came": 32, "adamw 8-bit": 16},
+    "galore r=128": 12,
 }
 #: Of the other parameters, where it is not AdamW's.
-OTHERS = {LION: 20, LAMB: 40, ADAFACTOR: 32, CAME: 36}
+OTHERS = {"lion": 20, "lamb": 40, "adafactor": 32, "came": 36}
 #: Bytes of an element of GaLore's moments, which are (r, n).
 MOMENTS = 4
 GALORE_RANK = 128
@@ -78,11 +48,11 @@ def floor_seconds(workload: Workload, family: str, rates: dict[str, Any]) -> flo
     if family not in BYTES:
         return None
     traffic = sum(BYTES[family] * math.prod(shape) for shape in workload.matrices)
-    traffic += sum(OTHERS.get(family, BYTES[ADAMW]) * math.prod(shape) for shape in workload.others)
-    if family == GALORE:
+    traffic += sum(OTHERS.get(family, BYTES["adamw"]) * math.prod(shape) for shape in workload.others)
+    if family == "galore r=128":
         traffic += sum(MOMENTS * min(GALORE_RANK, *shape) * max(shape) for shape in workload.matrices)
     operations = sum(OPERATIONS[family](shape) for shape in workload.matrices if family in OPERATIONS)
-    iterated = family in (MUON, NORMUON, DION2, NORDION2)
+    iterated = family in ("muon", "normuon", "dion2 1/4", "nordion2 1/4")
     rate = max(rates["float32"], rates["bfloat16"]) if iterated else rates["float32"]
     return operations / rate + traffic / float(rates["bytes"])
 
@@ -102,25 +72,14 @@ def _dion(share: float) -> Callable[[Shape], float]:
 
 
 OPERATIONS: dict[str, Callable[[Shape], float]] = {
-    MUON: _polynomial,
-    NORMUON: _polynomial,
-    DION2: lambda shape: _polynomial((math.ceil(min(shape) / 4), max(shape))),
-    NORDION2: lambda shape: _polynomial((math.ceil(shape[0] / 4), shape[1])),
-    DION_4: _dion(1 / 4),
-    DION_16: _dion(1 / 16),
-    GALORE: lambda shape: 4 * math.prod(shape) * min(GALORE_RANK, *shape),
+    "muon": _polynomial,
+    "normuon": _polynomial,
+    "dion2 1/4": lambda shape: _polynomial((math.ceil(min(shape) / 4), max(shape))),
+    "nordion2 1/4": lambda shape: _polynomial((math.ceil(shape[0] / 4), shape[1])),
+    "dion r=1/4": _dion(1 / 4),
+    "dion r=1/16": _dion(1 / 16),
+    "galore r=128": lambda shape: 4 * math.prod(shape) * min(GALORE_RANK, *shape),
 }
-
-
-def seconds_of(work: functools.partial[torch.Tensor], repeats: int) -> float:
-    """Median wall time of a call, after one that is not counted."""
-    work()
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
 
 
 @functools.cache
@@ -147,7 +106,7 @@ def rates(threads: int) -> dict[str, Any]:
         out = torch.empty(SIDE, SIDE, dtype=dtype)
         multiply = functools.partial(torch.mm, left, right, out=out)
         iterate = functools.partial(newton_schulz, torch.randn(OWN_SIDE, OWN_SIDE).to(dtype), steps=5)
-        own = OPERATIONS[MUON]((OWN_SIDE, OWN_SIDE)) / seconds_of(iterate, REPEATS)
+        own = OPERATIONS["muon"]((OWN_SIDE, OWN_SIDE)) / seconds_of(iterate, REPEATS)
         found[name] = max(2 * SIDE**3 / seconds_of(multiply, REPEATS), own)
     one, two = (torch.ones(ELEMENTS) for _ in range(2))
     add = functools.partial(torch.add, one, two, out=torch.zeros(ELEMENTS))
@@ -165,7 +124,7 @@ def emulated(entry: Contender, workload: Workload) -> str:
     The peers of these families bring their matrices to bfloat16; each product costs two operations for every
     one of the floor's, which counts symmetric ones half.
     """
-    if entry.source == OURS or entry.family not in (MUON, *RELATIVES):
+    if entry.source == OURS or entry.family not in ("muon", *RELATIVES):
         return ""
     single, half = rate(torch.float32), rate(torch.bfloat16)
     seconds = 2 * sum(OPERATIONS[entry.family](shape) for shape in workload.matrices) / half

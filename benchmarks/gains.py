@@ -1,4 +1,4 @@
-"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of earlier runs.
+"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of an earlier run.
 
 ``python benchmarks/gains.py`` writes the tables into the page; a test holds the page to the recorded results.
 ``python benchmarks/gains.py RESULT.json`` draws the picture of a result.
@@ -16,22 +16,6 @@ from typing import Any
 
 from contenders import FAST, HALF, OURS
 from harness import RESULTS, between, table
-from workloads import (
-    ADAFACTOR,
-    ADAMW,
-    ADAMW8,
-    CAME,
-    DION2,
-    DION_4,
-    DION_16,
-    GALORE,
-    GALORE_REFRESH,
-    LAMB,
-    LION,
-    MUON,
-    NORDION2,
-    NORMUON,
-)
 
 PAGE = RESULTS.parents[1] / "docs" / "performance.md"
 #: Results and what the page calls their machines; each has two cores.
@@ -68,57 +52,57 @@ _ONE = ("gpt160m-l1", "1024x4096")
 _FLAT = ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")
 #: Family, the contender that is ours (none: the base of the race), its name on the page, and the lists.
 CASES: tuple[tuple[str, str | None, str, tuple[str, ...]], ...] = (
-    (MUON, None, "Muon", (*_GPT, *_SHAPES, *_SMALL)),
-    (MUON, FAST, 'Muon, `"fast"`', (*_GPT, *_SHAPES)),
-    (NORMUON, None, "NorMuon", _ONE),
-    (DION_4, None, "Dion 1/4", (*_GPT, "1024x4096", "600x64x64", "mixed")),
-    (DION_4, HALF, "Dion 1/4, bfloat16 products", (*_GPT, "1024x4096", "mixed")),
-    (DION_16, None, "Dion 1/16", (*_GPT, "1024x4096", "mixed")),
-    (DION2, None, "Dion2 1/4", _ONE),
-    (NORDION2, None, "NorDion2 1/4", _ONE),
-    (ADAMW, None, "AdamW", _FLAT),
-    (LION, None, "Lion", _FLAT),
-    (LAMB, None, "Lamb", _MEMORY),
-    (ADAFACTOR, None, "Adafactor", _MEMORY),
-    (CAME, None, "CAME", _MEMORY),
-    (ADAMW8, None, "AdamW, 8-bit states", _MEMORY),
-    (GALORE, None, "GaLoreAdamW, rank 128", ("memory-1024x4096",)),
-    (GALORE_REFRESH, None, 'GaLoreAdamW\'s refresh, `"gram"`', _MEMORY),
-    (GALORE_REFRESH, RANDOM, 'GaLoreAdamW\'s refresh, `"random"`', _MEMORY),
+    ("muon", None, "Muon", (*_GPT, *_SHAPES, *_SMALL)),
+    ("muon", FAST, 'Muon, `"fast"`', (*_GPT, *_SHAPES)),
+    ("normuon", None, "NorMuon", _ONE),
+    ("dion r=1/4", None, "Dion 1/4", (*_GPT, "1024x4096", "600x64x64", "mixed")),
+    ("dion r=1/4", HALF, "Dion 1/4, bfloat16 products", (*_GPT, "1024x4096", "mixed")),
+    ("dion r=1/16", None, "Dion 1/16", (*_GPT, "1024x4096", "mixed")),
+    ("dion2 1/4", None, "Dion2 1/4", _ONE),
+    ("nordion2 1/4", None, "NorDion2 1/4", _ONE),
+    ("adamw", None, "AdamW", _FLAT),
+    ("lion", None, "Lion", _FLAT),
+    ("lamb", None, "Lamb", _MEMORY),
+    ("adafactor", None, "Adafactor", _MEMORY),
+    ("came", None, "CAME", _MEMORY),
+    ("adamw 8-bit", None, "AdamW, 8-bit states", _MEMORY),
+    ("galore r=128", None, "GaLoreAdamW, rank 128", ("memory-1024x4096",)),
+    ("galore r=128 refresh", None, 'GaLoreAdamW\'s refresh, `"gram"`', _MEMORY),
+    ("galore r=128 refresh", RANDOM, 'GaLoreAdamW\'s refresh, `"random"`', _MEMORY),
 )
 #: Rows of the table that opens the page: name, families, the contender that is ours, and the lists.
 SUMMARY: tuple[tuple[str, tuple[str, ...], str | None, tuple[str, ...]], ...] = (
-    ("Muon, NorMuon", (MUON, NORMUON), None, (*_GPT, *_SHAPES, "200x256x256", "mixed")),
-    ("Muon, many matrices of 64 x 64", (MUON,), None, ("600x64x64", "1000x64x64+4000x768")),
-    ("Dion, rank 1/4", (DION_4,), None, (*_GPT, "1024x4096")),
-    ("Dion, rank 1/4, bfloat16 products", (DION_4,), HALF, (*_GPT, "1024x4096")),
-    ("Dion, rank 1/16", (DION_16,), None, (*_GPT, "1024x4096")),
-    ("Dion2, NorDion2, 1/4", (DION2, NORDION2), None, _ONE),
-    ("AdamW, large tensors", (ADAMW,), None, ("flat-100m", "gpt2-74")),
-    ("AdamW, lists that fit the cache", (ADAMW,), None, ("gpt160m-l1", "mixed")),
-    ("AdamW, 4000 vectors of 768", (ADAMW,), None, ("4000x768",)),
-    ("Lion", (LION,), None, _FLAT),
-    ("Lamb", (LAMB,), None, _MEMORY),
-    ("Adafactor", (ADAFACTOR,), None, _MEMORY),
-    ("CAME", (CAME,), None, _MEMORY),
-    ("AdamW, 8-bit states", (ADAMW8,), None, _MEMORY),
-    ("GaLoreAdamW, between refreshes", (GALORE,), None, ("memory-1024x4096",)),
-    ('GaLoreAdamW, a refresh by `"random"`', (GALORE_REFRESH,), RANDOM, _MEMORY),
+    ("Muon, NorMuon", ("muon", "normuon"), None, (*_GPT, *_SHAPES, "200x256x256", "mixed")),
+    ("Muon, many matrices of 64 x 64", ("muon",), None, ("600x64x64", "1000x64x64+4000x768")),
+    ("Dion, rank 1/4", ("dion r=1/4",), None, (*_GPT, "1024x4096")),
+    ("Dion, rank 1/4, bfloat16 products", ("dion r=1/4",), HALF, (*_GPT, "1024x4096")),
+    ("Dion, rank 1/16", ("dion r=1/16",), None, (*_GPT, "1024x4096")),
+    ("Dion2, NorDion2, 1/4", ("dion2 1/4", "nordion2 1/4"), None, _ONE),
+    ("AdamW, large tensors", ("adamw",), None, ("flat-100m", "gpt2-74")),
+    ("AdamW, lists that fit the cache", ("adamw",), None, ("gpt160m-l1", "mixed")),
+    ("AdamW, 4000 vectors of 768", ("adamw",), None, ("4000x768",)),
+    ("Lion", ("lion",), None, _FLAT),
+    ("Lamb", ("lamb",), None, _MEMORY),
+    ("Adafactor", ("adafactor",), None, _MEMORY),
+    ("CAME", ("came",), None, _MEMORY),
+    ("AdamW, 8-bit states", ("adamw 8-bit",), None, _MEMORY),
+    ("GaLoreAdamW, between refreshes", ("galore r=128",), None, ("memory-1024x4096",)),
+    ('GaLoreAdamW, a refresh by `"random"`', ("galore r=128 refresh",), RANDOM, _MEMORY),
 )
 #: Workload, family, and how the picture names them, in the order of the picture.
 HEADLINE = (
-    ("gpt160m-l1", MUON, "Muon, one layer of GPT-160M"),
-    ("1024x4096", MUON, "Muon, one 1024 × 4096 matrix"),
-    ("600x64x64", MUON, "Muon, 600 matrices of 64 × 64"),
-    ("1024x4096", NORMUON, "NorMuon, one 1024 × 4096 matrix"),
-    ("1024x4096", DION_4, "Dion, rank 1/4, the same matrix"),
-    ("1024x4096", DION_16, "Dion, rank 1/16, the same matrix"),
-    ("1024x4096", DION2, "Dion2, 1/4, the same matrix"),
-    ("memory-1024x4096", ADAFACTOR, "Adafactor, the same matrix"),
-    ("memory-1024x4096", CAME, "CAME, the same matrix"),
-    ("gpt2-74", LION, "Lion, all tensors of GPT-2"),
-    ("4000x768", ADAMW, "AdamW, 4000 vectors of 768"),
-    ("flat-100m", ADAMW, "AdamW, one tensor of 100 million"),
+    ("gpt160m-l1", "muon", "Muon, one layer of GPT-160M"),
+    ("1024x4096", "muon", "Muon, one 1024 × 4096 matrix"),
+    ("600x64x64", "muon", "Muon, 600 matrices of 64 × 64"),
+    ("1024x4096", "normuon", "NorMuon, one 1024 × 4096 matrix"),
+    ("1024x4096", "dion r=1/4", "Dion, rank 1/4, the same matrix"),
+    ("1024x4096", "dion r=1/16", "Dion, rank 1/16, the same matrix"),
+    ("1024x4096", "dion2 1/4", "Dion2, 1/4, the same matrix"),
+    ("memory-1024x4096", "adafactor", "Adafactor, the same matrix"),
+    ("memory-1024x4096", "came", "CAME, the same matrix"),
+    ("gpt2-74", "lion", "Lion, all tensors of GPT-2"),
+    ("4000x768", "adamw", "AdamW, 4000 vectors of 768"),
+    ("flat-100m", "adamw", "AdamW, one tensor of 100 million"),
 )
 #: A ratio has fallen when its interval lies below the earlier one's by this share.
 MARGIN = 0.05
@@ -298,7 +282,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-# --- the ratios of earlier runs ------------------------------------------------------------------
+# --- the ratios of an earlier run ------------------------------------------------------------------
 
 
 def ratios(result: dict[str, Any]) -> dict[str, list[float]]:
@@ -309,19 +293,6 @@ def ratios(result: dict[str, Any]) -> dict[str, list[float]]:
         for name, row in race.get("contenders", {}).items()
         if row["status"] == "ok" and name != race["base"]
     }
-
-
-def append(result: dict[str, Any], path: Path) -> None:
-    """Adds a line: date, machine, load, versions, and the medians of the races that were run, if any were."""
-    fresh = {race["workload"] for race in result["races"] if race.get("date", "") >= result["began"]}
-    medians = {key: round(of[0], 3) for key, of in ratios(result).items() if key.split("/")[0] in fresh}
-    if not medians:
-        return
-    facts = {key: result["machine"][key] for key in ("date", "cpu", "cores")}
-    load = [round(result[key], 1) for key in ("load_at_start", "load_at_end")]
-    line = {**facts, "load": load, "versions": result["versions"], "ratios": medians}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def fallen(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -103,6 +103,22 @@ def ratio(peer: Series, base: Series, clock: str) -> list[float]:
     return [float(np.median(ratios)), *np.quantile(np.median(draws, axis=1), (0.025, 0.975)).tolist()]
 
 
+def seconds_of(work: Callable[[], object], repeats: int) -> float:
+    """Median wall time of a call, after one that is not counted."""
+    work()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return float(np.median(samples))
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
 def load_average() -> float:
     """The one-minute load average, or NaN where the system has none."""
     with contextlib.suppress(OSError):
@@ -127,6 +143,18 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def facts() -> dict[str, Any]:
+    """The machine, versions, threads of torch and load, as results of studies begin."""
+    import oxidion
+
+    return {
+        "machine": machine(),
+        "versions": {"oxidion": oxidion.__version__, "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
+        "load": load_average(),
     }
 
 
@@ -200,6 +228,12 @@ def between(text: str, name: str, inside: str) -> str:
     if not begin or not end:
         raise SystemExit(f"the page must hold the lines {marks[0]} and {marks[1]}")
     return f"{before}{begin}\n{inside.rstrip()}\n{end}{after}"
+
+
+def rewrite(page: Path | None, name: str, inside: str) -> None:
+    """Puts text between the two marks of a name in the file of a page, where one is given."""
+    if page is not None:
+        page.write_text(between(page.read_text(encoding="utf-8"), name, inside), encoding="utf-8")
 
 
 def clock_of(threads: int) -> str:

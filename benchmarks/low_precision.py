@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 import harness
 import oxidion
@@ -62,6 +63,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "Dion2": {},
     "NorDion2": {},
 }
+Row = dict[str, Any]
 Gradients = Callable[[int, torch.Generator], Tensor]
 
 
@@ -166,99 +168,67 @@ def sizes(steps: Iterator[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return found[1:]
 
 
-def eight(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each class and case."""
-    found = []
-    for name in names:
-        for case, gradients in CASES.items():
-            coded, plain = (sizes(steps_of(name, gradients, steps, state_bits=bits)) for bits in (8, 32))
-            lines = [
-                (mine[skip:], other[skip:])
-                for one, two in zip(coded, plain, strict=True)
-                for skip, mine, other in zip((0, int(case == "outlier")), one, two, strict=True)
-            ]
-            quotients = [(mine / other)[other >= 0.01 * other.max()].sqrt() for mine, other in lines]
-            every = [(a[0].mean() / b[0].mean()).sqrt().item() for a, b in zip(coded, plain, strict=True)]
-            worst = max(q.max().item() for q in quotients)
-            near = case != "normal" or abs(every[-1] - 1) <= ORDINARY
-            row = {"class": name, "case": case, "largest": worst, "all": every[-1]}
-            row["smallest"] = min(q.min().item() for q in quotients)
-            found.append({**row, "met": name in WITHOUT or (worst <= MOST and near)})
-            print(found[-1], file=sys.stderr)
-    return found
-
-
-def bias(name: str, steps: int, dtype: torch.dtype, **keys: Any) -> float:
-    """The quotient of the steps' sizes over the last tenth and that of float32, less 1."""
-
-    def size(kind: torch.dtype, **others: Any) -> float:
-        gradients = falling(steps)
-        last = [
-            step.square().mean()
-            for number, step in enumerate(
-                steps_of(name, lambda s, g: gradients(s, g).to(dtype).float(), steps, kind, **others)
-            )
-            if number >= steps * 9 // 10
+def eight(steps: int, name: str) -> Iterator[Row]:
+    """A row for each case."""
+    for case, gradients in CASES.items():
+        coded, plain = (sizes(steps_of(name, gradients, steps, state_bits=bits)) for bits in (8, 32))
+        lines = [
+            (mine[skip:], other[skip:])
+            for one, two in zip(coded, plain, strict=True)
+            for skip, mine, other in zip((0, int(case == "outlier")), one, two, strict=True)
         ]
-        return torch.stack(last).mean().sqrt().item()
+        quotients = torch.cat([(mine / other)[other >= 0.01 * other.max()].sqrt() for mine, other in lines])
+        whole = (coded[-1][0].mean() / plain[-1][0].mean()).sqrt().item()
+        least, most = quotients.min().item(), quotients.max().item()
+        near = case != "normal" or abs(whole - 1) <= ORDINARY
+        row = {"class": name, "case": case, "largest": most, "smallest": least, "all": whole}
+        yield {**row, "met": name in WITHOUT or (most <= MOST and near)}
 
-    return size(dtype, **keys) / size(torch.float32, state_bits=32) - 1
+
+def size_at_end(name: str, steps: int, dtype: torch.dtype, rounded: torch.dtype, **keys: Any) -> float:
+    """Size of the steps over the last tenth, for gradients that fall and are rounded to a dtype."""
+    found = steps_of(name, lambda s, g: falling(steps)(s, g).to(rounded).float(), steps, dtype, **keys)
+    last = [step.square().mean() for number, step in enumerate(found) if number >= steps * 9 // 10]
+    return torch.stack(last).mean().sqrt().item()
 
 
-def sixteen(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each class, parameter's dtype and dtype of the states."""
-    found = []
-    for name in names:
-        for dtype in (torch.bfloat16, torch.float16):
-            for states in (None, dtype):
-                value = bias(name, steps, dtype, state_dtype=states, state_bits=32)
-                own = "default" if states is None else str(states).removeprefix("torch.")
-                row = {
-                    "class": name,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "states": own,
-                    "bias": value,
-                }
-                found.append({**row, "met": abs(value) <= (0.01 if states is None else 0.05)})
-                print(found[-1], file=sys.stderr)
-    return found
+def sixteen(steps: int, name: str) -> Iterator[Row]:
+    """A row for each parameter's dtype and dtype of the states."""
+    for dtype in (torch.bfloat16, torch.float16):
+        exact = size_at_end(name, steps, torch.float32, dtype, state_bits=32)
+        for states in (None, dtype):
+            found = size_at_end(name, steps, dtype, dtype, state_dtype=states, state_bits=32)
+            bias = found / exact - 1
+            own = "default" if states is None else str(states).removeprefix("torch.")
+            row = {"class": name, "dtype": str(dtype).removeprefix("torch."), "states": own, "bias": bias}
+            yield {**row, "met": abs(bias) <= (0.01 if states is None else 0.05)}
 
 
 def share_apart(name: str, least: float, steps: int, **keys: Any) -> float:
     """How far steps lie from those with float32 states, as a share of these, over the second half."""
-    gradients = spectrum(least)
-    pairs = zip(
-        steps_of(name, gradients, steps, **keys),
-        steps_of(name, gradients, steps, state_bits=32),
-        strict=True,
+    coded, plain = (
+        torch.stack([*steps_of(name, spectrum(least), steps, **own)][steps // 2 :])
+        for own in (keys, {"state_bits": 32})
     )
-    last = [(((mine - other) ** 2).sum(), (other**2).sum()) for mine, other in pairs][steps // 2 :]
-    apart, whole = (torch.stack(sums).sum() for sums in zip(*last, strict=True))
-    return (apart / whole).sqrt().item()
+    return ((coded - plain).norm() / plain.norm()).item()
 
 
-def momenta(steps: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each class with its shares by the least singular value; there is no bar."""
-    found = []
-    for name in names:
-        row: dict[str, Any] = {"class": name, "met": True}
-        for least in (1e-2, 1e-3, 1e-4):
-            row[f"{least:g}"] = share_apart(name, least, min(steps, 300), state_bits=8)
-        half = {"state_bits": 32, "state_dtype": torch.bfloat16}
-        row["bfloat16 0.001"] = share_apart(name, 1e-3, min(steps, 300), **half)
-        found.append(row)
-        print(row, file=sys.stderr)
-    return found
+def momenta(steps: int, name: str) -> Iterator[Row]:
+    """One row of shares by the least singular value; there is no bar."""
+    steps = min(steps, 300)
+    shares = {f"{least:g}": share_apart(name, least, steps, state_bits=8) for least in (1e-2, 1e-3, 1e-4)}
+    half = share_apart(name, 1e-3, steps, state_bits=32, state_dtype=torch.bfloat16)
+    yield {"class": name, "met": True, **shares, "bfloat16 0.001": half}
 
 
-PARTS: dict[str, Callable[[int, Sequence[str]], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[int, str], Iterator[Row]]] = {
     "eight": eight,
     "sixteen": sixteen,
     "momenta": momenta,
 }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table, figures with three digits."""
     keys = [key for key in rows[0] if key != "met"]
     cells = [[f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for key in keys] for row in rows]
@@ -274,9 +244,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    parts = {part: PARTS[part](options.steps, options.classes) for part in options.only or PARTS}
-    result = {"machine": harness.machine(), "steps": options.steps, **parts}
-    harness.write(result, options.out, "low_precision")
+    parts: dict[str, list[Row]] = {part: [] for part in options.only or PARTS}
+    for part, rows in parts.items():
+        for name in tqdm(options.classes, part):
+            rows += PARTS[part](options.steps, name)
+    harness.write({**harness.facts(), "steps": options.steps, **parts}, options.out, "low_precision")
     print("\n\n".join(map(table, parts.values())))
     return int(not all(row["met"] for rows in parts.values() for row in rows))
 

@@ -22,10 +22,8 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,15 +33,15 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from tqdm import tqdm
 
+import oxidion
 from harness import command, table, write
-from sharded import Stack, stack
+from oxidion._planning.traffic import sent
+from sharded import Stack, on_ranks, stack
 
 OURS, DION, TITAN = "oxidion", "microsoft/dion", "torchtitan 0.3"
 #: Matrices of a layer: their shapes, and how many.
@@ -123,8 +121,6 @@ Make = Callable[[Stack, DeviceMesh], Any]
 
 def contenders(options: argparse.Namespace) -> dict[tuple[str, str, str], Make]:
     """Optimizers by source, name and what they send matrices or factors in."""
-    import oxidion
-
     found: dict[tuple[str, str, str], Make] = {}
     for part in options.rank_fractions:
         text = f"Dion 1/{round(1 / part)}"
@@ -147,8 +143,6 @@ def contenders(options: argparse.Namespace) -> dict[tuple[str, str, str], Make]:
 
 def our_dion(part: float, route: str, sided: bool, model: Stack, mesh: DeviceMesh) -> Any:
     """Our Dion on a route; ``sided``: with Q of the side that is cut, as microsoft/dion has it."""
-    import oxidion
-
     own = {"outer_shard_mesh": mesh} if sided else {}
     return oxidion.Dion(model.parameters(), rank_fraction=part, route=route, **own)
 
@@ -240,8 +234,6 @@ def counted(optimizer: Any) -> dict[str, Given]:
 
 def planned(optimizer: Any, kinds: dict[str, Given]) -> dict[str, int]:
     """What ``plan()`` says of a step, which has to be what was counted."""
-    from oxidion._planning.traffic import sent
-
     transfers = optimizer.plan().transfers
     given = sum(transfer["send"][1] for transfer in transfers)
     found = sum(kind.given for kind in kinds.values()) - COMPARED
@@ -249,51 +241,32 @@ def planned(optimizer: Any, kinds: dict[str, Given]) -> dict[str, int]:
     return {"given": given, "sent": sum(map(sent, transfers)), "calls": len(transfers)}
 
 
-def serve(rank: int, world: int, store: str, options: argparse.Namespace, layers: int, target: str) -> None:
-    """One of the processes; the first writes what all of them counted."""
-    torch.set_num_threads(1)
+def serve(mesh: DeviceMesh, given: tuple[argparse.Namespace, int]) -> dict[str, Any]:
+    """Rows of all optimizers; the work of one of the processes."""
+    options, layers = given
     paths = [options.dion, options.titan and options.titan / "torchtitan" / "distributed"]
     sys.path[:0] = [str(path) for path in paths if path is not None]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
     rows, shapes = [], [shape for shape, many in LAYER.items() for _ in range(many)] * layers
-    every = contenders(options).items()
-    for (source, name, dtype), make in tqdm(every, f"{world} processes", disable=rank > 0, leave=False):
+    for (source, name, dtype), make in contenders(options).items():
         optimizer = make(stack(shapes, mesh), mesh)
         kinds = counted(optimizer)
         plan = planned(optimizer, kinds) if source == OURS else None
-        told: list[Any] = [None] * world
+        told: list[Any] = [None] * mesh.size()
         dist.all_gather_object(told, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
         rows.append({"source": source, "name": name, "dtype": dtype, **summed_up(told)})
-    if rank == 0:
-        Path(target).write_text(json.dumps(rows), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def run(world: int, layers: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Counts on a number of processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"{folder}/rows.json"
-        mp.spawn(serve, args=(world, f"{folder}/store", options, layers, target), nprocs=world)
-        rows = json.loads(Path(target).read_text(encoding="utf-8"))
-    return {"ranks": world, "layers": layers, "rows": rows}
+    return {"ranks": mesh.size(), "layers": layers, "rows": rows}
 
 
 def summed_up(told: list[Any]) -> dict[str, Any]:
     """Collectives of the first process, and bytes as means over the processes."""
     calls = {kind: found["calls"] for kind, found in sorted(told[0][0].items())}
-    given, sent = (
+    given, sent_ = (
         statistics.fmean(sum(found[what] for found in kinds.values()) for kinds, _ in told)
         for what in ("given", "sent")
     )
     plans = [plan["sent"] for _, plan in told if plan is not None]
-    return {
-        "calls": calls,
-        "given": given,
-        "sent": sent,
-        **({"planned": statistics.fmean(plans)} if plans else {}),
-    }
+    row = {"calls": calls, "given": given, "sent": sent_}
+    return {**row, "planned": statistics.fmean(plans)} if plans else row
 
 
 def tables(run_: dict[str, Any]) -> str:
@@ -318,7 +291,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 5], help="numbers of layers")
     parser.add_argument("--rank-fractions", type=float, nargs="+", default=[1 / 4, 1 / 16])
     options = parser.parse_args()
-    runs = [run(world, layers, options) for layers in options.layers for world in options.ranks]
+    runs = [on_ranks(world, serve, (options, layers)) for layers in options.layers for world in options.ranks]
     write({"torch": torch.__version__, "runs": runs}, options.out, "peer_bytes")
     print("\n".join(map(tables, runs)))
 

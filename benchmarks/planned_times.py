@@ -22,22 +22,20 @@ import functools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from tqdm import tqdm
+from torch.distributed.device_mesh import DeviceMesh
 
-from harness import command, in_turns, load_average, machine, table, write
+import oxidion
+from harness import command, facts, in_turns, table, write
+from oxidion._dist import collectives
 from oxidion._planning import clock, hardware, traffic
-from sharded import stack
+from sharded import on_ranks, stack
 
 SHAPES = ((512, 512),) * 4 + ((512, 1024),) * 4 + ((1024, 1024),)
 SINGLE: dict[str, Any] = {"orth_dtype": "float32"}
@@ -69,17 +67,8 @@ CLEARLY = 1.5
 
 def contender(name: str, mesh: DeviceMesh) -> Any:
     """An optimizer of a model of its own, with gradients."""
-    import oxidion
-
     kind, settings = CONTENDERS[name]
     return getattr(oxidion, kind)(stack(SHAPES, mesh).parameters(), lr=1e-3, **settings)
-
-
-def slowest(seconds: float) -> float:
-    """The largest of the processes' times."""
-    told = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
 
 
 def rates() -> dict[str, Callable[[], float]]:
@@ -111,8 +100,6 @@ def transfer(kind: str, given: int) -> dict[str, Any]:
 
 def collective(kind: str, given: int) -> Callable[[], float]:
     """Samples of the seconds of a collective, started as a step starts it."""
-    from oxidion._dist import collectives
-
     about = transfer(kind, given)
     arena = torch.ones((given + about["recv"][1]) // 4)
     (start,) = collectives.bind([about], arena, {tuple(about["ranks"]): dist.group.WORLD})
@@ -133,7 +120,9 @@ def timed(work: Callable[[], object]) -> float:
     dist.barrier()
     start = time.perf_counter()
     work()
-    return slowest(time.perf_counter() - start)
+    told = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
 
 
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -173,11 +162,8 @@ def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> d
     }
 
 
-def serve(rank: int, world: int, store: str, options: argparse.Namespace, target: str) -> None:
-    """One of the processes; the first writes the hardware file and, next to it, times and estimates."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
+def serve(mesh: DeviceMesh, options: argparse.Namespace) -> dict[str, Any]:
+    """Contents of the hardware file, times and estimates; the work of one of the processes."""
     messages = {f"{kind} {given}": (kind, given) for kind in KINDS for given in MESSAGES}
     optimizers = {name: contender(name, mesh) for name in options.only}
     jobs: dict[str, Callable[[], float]] = {
@@ -188,26 +174,17 @@ def serve(rank: int, world: int, store: str, options: argparse.Namespace, target
     for job in jobs.values():
         job()
     samples: dict[str, list[float]] = {name: [] for name in jobs}
-    turns = in_turns(jobs, options.rounds)
-    shown = {
-        "total": 2 * options.rounds * len(jobs),
-        "disable": True if rank else None,
-        "leave": False,
-        "file": sys.stderr,
-    }
-    for name in tqdm(turns, f"{world} processes", **shown):
+    for name in in_turns(jobs, options.rounds):
         samples[name].append(jobs[name]())
-    if rank == 0:
-        sent = {name: traffic.sent(transfer(*message)) for name, message in messages.items()}
-        file = Path(target)
-        middle = {name: options.counted(values) for name, values in samples.items()}
-        file.write_text(json.dumps(hardware_of(middle, sent, world), indent=1) + "\n", encoding="utf-8")
-        known = hardware.load(target)
-        steps = {name: estimated(optimizer, known) for name, optimizer in optimizers.items()}
-        found = {name: {**row, "measured": middle[name]} for name, row in steps.items()}
-        file.with_suffix(".steps").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    middle = {name: options.counted(values) for name, values in samples.items()}
+    sent = {name: traffic.sent(transfer(*message)) for name, message in messages.items()}
+    machine = hardware_of(middle, sent, mesh.size())
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(machine, file)
+        file.flush()
+        known = hardware.load(file.name)
+    steps = {name: {**estimated(each, known), "measured": middle[name]} for name, each in optimizers.items()}
+    return {"ranks": mesh.size(), "hardware": machine, "steps": steps}
 
 
 def estimated(optimizer: Any, known: hardware.Hardware) -> dict[str, Any]:
@@ -219,16 +196,6 @@ def estimated(optimizer: Any, known: hardware.Hardware) -> dict[str, Any]:
         "exposed": time_of.exposed,
         "communication": time_of.communication,
     }
-
-
-def run(world: int, options: argparse.Namespace, target: Path) -> dict[str, Any]:
-    """Measures a number of processes; writes the hardware file ``target``."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(serve, args=(world, f"{folder}/store", options, str(target)), nprocs=world)
-    told = target.with_suffix(".steps")
-    steps = json.loads(told.read_text(encoding="utf-8"))
-    told.unlink()
-    return {"ranks": world, "hardware": json.loads(target.read_text(encoding="utf-8")), "steps": steps}
 
 
 def swapped(steps: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -269,19 +236,20 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of processes")
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     least = "count the least of the samples, not the median: for a machine that has other work too"
-    how = {"dest": "counted", "action": "store_const", "const": min, "default": statistics.median}
-    parser.add_argument("--least", help=least, **how)  # type: ignore[arg-type]
+    parser.set_defaults(counted=statistics.median)
+    parser.add_argument("--least", help=least, action="store_const", const=min, dest="counted")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, of two samples each")
     parser.add_argument("--name", default="planned_times", help="file name of the results, without suffix")
     options = parser.parse_args()
     if min(options.ranks) < 2 or options.rounds < 1:
         parser.error("--ranks must be at least 2 and --rounds at least 1")
-    options.out.mkdir(parents=True, exist_ok=True)
-    facts = {"rounds": options.rounds, "counted": options.counted.__name__, "load_at_start": load_average()}
-    result: dict[str, Any] = {"machine": machine(), **facts, "runs": []}
+    how = {"rounds": options.rounds, "counted": options.counted.__name__}
+    result: dict[str, Any] = {**facts(), **how, "runs": []}
     for world in options.ranks:
-        result["runs"].append(run(world, options, options.out / f"{options.name}-{world}.json"))
-        print("\n\n".join(tables(result["runs"][-1])), end="\n\n")
+        found = on_ranks(world, serve, options)
+        write(found["hardware"], options.out, f"{options.name}-{world}")
+        print("\n\n".join(tables(found)), end="\n\n")
+        result["runs"].append(found)
     write(result, options.out, options.name)
 
 

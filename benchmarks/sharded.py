@@ -1,12 +1,18 @@
-"""A model of matrices that processes share by ``fully_shard``."""
+"""Gloo processes, and a model of matrices that they share by ``fully_shard``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -31,3 +37,23 @@ def stack(shapes: Iterable[tuple[int, int]], mesh: DeviceMesh) -> Stack:
         sizes = {"shape": param.shape, "stride": param.stride()}
         param.grad = DTensor.from_local(own, mesh, param.placements, run_check=False, **sizes)
     return model
+
+
+Work = Callable[[DeviceMesh, Any], Any]
+
+
+def on_ranks(world: int, work: Work, options: Any) -> Any:
+    """Does some work on so many processes of one thread each; returns what the first one found."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_serve, args=(world, folder, work, options), nprocs=world)
+        return json.loads(Path(folder, "found").read_text(encoding="utf-8"))
+
+
+def _serve(rank: int, world: int, folder: str, work: Work, options: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found = work(init_device_mesh("cpu", (world,), mesh_dim_names=("fs",)), options)
+    if rank == 0:
+        Path(folder, "found").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -7,8 +7,7 @@ time over the time of the oxidion class in one round, so above 1 oxidion is fast
 bootstrap interval are kept. An absent peer is recorded as ``not installed``, a failing one with its error.
 
 Writes ``<out>/<name>.json`` (machine, versions, medians, ratios) and ``.png`` (a few ratios, for a reader),
-prints tables and which of the bars of `bars.py` are held, and appends the ratios of the run to
-``benchmarks/history.jsonl``.
+and prints tables and which of the bars of `bars.py` are held.
 
     python benchmarks/step.py --quick
     python benchmarks/step.py --peer-path ~/src/dion --compiled --name step
@@ -33,7 +32,7 @@ import contenders as registry
 import floors
 from bars import against_compiled, first_step_counts
 from bars import rows as rows_of_bars
-from gains import append, fallen, plot
+from gains import fallen, plot
 from harness import command, load_average, machine, rounded, table, write
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 
@@ -46,6 +45,15 @@ LIMIT = 1800
 KINDS = {"races": "race", "qualities": "quality", "first_steps": "first"}
 #: Medians of a first step that are kept.
 FIRST = ("construct", "before_first", "first", "warm", "state_bytes", "extra_bytes")
+#: Prints the seconds to import torch, and then oxidion on top of it.
+IMPORTS = """
+import json, time
+begun = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import oxidion
+print(json.dumps({"torch": middle - begun, "oxidion": time.perf_counter() - middle}))
+"""
 SETTINGS = ("quick", "only", "threads", "rounds", "compiled", "skip", "update")
 
 
@@ -67,7 +75,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--name", help="file name of the results (default: step; quick -quick)")
     compare = "fail where a ratio fell clearly below this result's"
     parser.add_argument("--compare", type=Path, metavar="JSON", help=compare)
-    parser.add_argument("--history", type=Path, default=HERE / "history.jsonl", help="gets the ratios")
     options = parser.parse_args(arguments)
     options.name = options.name or ("step-quick" if options.quick else "step")
     if options.quick:
@@ -80,16 +87,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
-    """Runs `race.py` in a fresh process, with empty compiler caches, and returns its answer."""
+def in_process(words: list[str], *, compiled: bool = True) -> dict[str, Any]:
+    """The JSON that a fresh process prints last; it has empty compiler caches."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache, TRITON_CACHE_DIR=cache)
         if not compiled:
             environment["TORCHDYNAMO_DISABLE"] = "1"
-        words = [sys.executable, str(HERE / "race.py"), json.dumps(request)]
         keys: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "env": environment}
         try:
-            done = subprocess.run(words, timeout=LIMIT, **keys)
+            done = subprocess.run([sys.executable, *words], timeout=LIMIT, **keys)
         except subprocess.TimeoutExpired:
             return {"status": f"failed: took longer than {LIMIT} s"}
     if done.returncode != 0:
@@ -97,6 +103,11 @@ def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
         return {"status": f"failed: {last[:200]}"}
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
+
+
+def ask(request: dict[str, Any], *, compiled: bool = True) -> dict[str, Any]:
+    """The answer of `race.py` to a request."""
+    return in_process([str(HERE / "race.py"), json.dumps(request)], compiled=compiled)
 
 
 def selected(options: argparse.Namespace) -> list[tuple[Workload, str]]:
@@ -116,34 +127,36 @@ def selected(options: argparse.Namespace) -> list[tuple[Workload, str]]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the options ask for, as one dictionary; written after each pair."""
     sys.path[:0] = options.peer_path
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*options.peer_path, *before])
     skip = options.skip.split(",")
     pairs = selected(options)
     every = [(workload.name, family) for workload in catalogue() for family in workload.families]
     order = {pair: place for place, pair in enumerate(every)}
-    shared = {"paths": options.peer_path}
     empty: dict[str, Any] = {"imports": {}, "rates": [], **{kind: [] for kind in KINDS}}
     kept = earlier(options, pairs) if options.update else empty
-    facts = {"machine": machine(), "versions": registry.availability(), "began": machine()["date"]}
+    facts = {"machine": machine(), "versions": registry.availability()}
     settings = {key: getattr(options, key) for key in SETTINGS}
     load = load_average()
     result = {**facts, "settings": settings, "load_at_start": load, "load_at_end": load, **kept}
     if "race" not in skip:
-        measured = [ask({"job": "rates", "threads": threads, **shared}) for threads in options.threads]
+        measured = [ask({"job": "rates", "threads": threads}) for threads in options.threads]
         others = [row for row in result["rates"] if row.get("threads") not in options.threads]
         rates = [*others, *(row for row in measured if "bytes" in row)]
         result["rates"] = sorted(rates, key=lambda row: row["threads"])
     if "import" not in skip and not registry.missing(result["versions"][registry.OURS]):
-        found = [ask({"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
+        found = [in_process(["-c", IMPORTS]) for _ in range(IMPORT_RUNS)]
         good = [one for one in found if "torch" in one]
         result["imports"] = {key: statistics.median(one[key] for one in good) for key in good[0]}
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
-        request = {**shared, "workload": workload.name, "family": family, "threads": options.threads[-1]}
+        request = {"workload": workload.name, "family": family, "threads": options.threads[-1]}
         only_bars = options.compiled == "bars" and against_compiled(workload.name, family)
         compiled = options.compiled == "all" or only_bars
         if "race" not in skip:
             own = {"job": "race", "rounds": options.rounds, "compiled": compiled}
             counts = options.threads if workload.one_thread else options.threads[-1:]
-            result["races"] += [raced({**request, **own, "threads": threads}) for threads in counts]
+            for threads in counts:
+                result["races"].append(raced({**request, **own, "threads": threads}))
         if "quality" not in skip and family in (*ORTHONORMAL, *RELATIVES):
             result["qualities"].append(ask({**request, "job": "quality"}))
         if "first" not in skip:
@@ -197,11 +210,10 @@ def first_steps(
             continue
         if floors.reason(entry, versions[entry.source], workload):
             continue  # the race row says why
-        job = {**request, "job": "first", "contender": entry.name}
+        where = {**request, "contender": entry.name}
         runs = FRESH_RUNS if place == 0 else 1
-        samples = [ask(job, compiled=entry.compiled) for _ in range(runs)]
-        names = {key: job[key] for key in ("workload", "family", "threads", "contender")}
-        rows.append({**names, **first_summed_up(samples)})
+        samples = [ask({**where, "job": "first"}, compiled=entry.compiled) for _ in range(runs)]
+        rows.append({**where, **first_summed_up(samples)})
     return rows
 
 
@@ -268,7 +280,6 @@ def main() -> None:
     before = json.loads(options.compare.read_text(encoding="utf-8")) if options.compare else None
     result = run(options)
     plot(result, options.out / f"{options.name}.png")
-    append(result, options.history)
     print("\n\n".join(report(result)))
     if before is not None and (worse := fallen(before, result)):
         raise SystemExit("\n".join(["slower than before:", *worse]))

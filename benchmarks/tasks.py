@@ -13,15 +13,15 @@ missed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,51 +34,18 @@ FACTS = 99
 """Pairs of the associative memory: the first is the most frequent one, the last the rarest."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training: of an optimizer on a problem with a seed.
-
-    Attributes:
-        problem: one of `PROBLEMS`.
-        optimizer: its name in the table.
-        seed: of initial weights, batches and embeddings.
-        steps: that were taken.
-        figures: by name; accuracies are shares of the test set, probabilities those of the right answer.
-        seconds: of the processor, for training and evaluation; other work on the machine hardly counts.
-    """
-
-    problem: str
-    optimizer: str
-    seed: int
-    steps: int
-    figures: dict[str, float]
-    seconds: float
+Figures = dict[str, float]
+"""By name; accuracies are shares of the test set, probabilities those of the right answer."""
+Make = Callable[[nn.Module], Any]
+"""Makes an optimizer for a model."""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """What has to hold of the mean over seeds."""
-
-    problem: str
-    text: str
-    holds: Callable[[dict[str, dict[str, float]]], bool]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """How a problem is trained.
-
-    Attributes:
-        steps: of a run.
-        optimizers: by name, what makes one for a model.
-        train: trains with a function of the model, a number of steps and a seed; returns the figures.
-        needs_data: whether it needs the package with the data.
-    """
+class Problem(NamedTuple):
+    """Steps of a run, optimizers by name, and what trains one with a number of steps and a seed."""
 
     steps: int
-    optimizers: dict[str, Callable[[nn.Module], Any]]
-    train: Callable[[Callable[[nn.Module], Any], int, int], dict[str, float]]
-    needs_data: bool = field(default=True)
+    optimizers: dict[str, Make]
+    train: Callable[[Make, int, int], Figures]
 
 
 # ------------------------------------------------------------------------------------------- MNIST-1D
@@ -118,10 +85,10 @@ def batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.randperm(count, generator=generator).split(size)
 
 
-def on_signals(make: Callable[[], nn.Module]) -> Callable[[Callable[[nn.Module], Any], int, int], Any]:
+def on_signals(make: Callable[[], nn.Module]) -> Callable[[Make, int, int], Figures]:
     """Training of a network on MNIST-1D with batches of 100 and a cosine schedule."""
 
-    def train(optimizer_of: Callable[[nn.Module], Any], steps: int, seed: int) -> dict[str, float]:
+    def train(optimizer_of: Make, steps: int, seed: int) -> Figures:
         torch.manual_seed(seed)
         model = make()
         optimizer = optimizer_of(model)
@@ -145,7 +112,7 @@ def adamw(model: nn.Module) -> Any:
     return oxidion.AdamW(model.named_parameters(), lr=0.01)
 
 
-def matrices(name: str, **keys: Any) -> Callable[[nn.Module], Any]:
+def matrices(name: str, **keys: Any) -> Make:
     """A class for the weights but the last, with AdamW for biases and the last layer."""
 
     def made(model: nn.Module) -> Any:
@@ -184,7 +151,7 @@ class Memory(nn.Module):
         return self.questions @ self.weight.T @ self.answers.T
 
 
-def on_facts(optimizer_of: Callable[[nn.Module], Any], steps: int, seed: int) -> dict[str, float]:
+def on_facts(optimizer_of: Make, steps: int, seed: int) -> Figures:
     """Training on all facts at once, each with its frequency; probabilities of the right answers."""
     model = Memory(seed)
     optimizer = optimizer_of(model)
@@ -202,7 +169,7 @@ def on_facts(optimizer_of: Callable[[nn.Module], Any], steps: int, seed: int) ->
     return {"best": best, "worst": worst, "worst / best": worst / best}
 
 
-def on_memory(name: str, **keys: Any) -> Callable[[nn.Module], Any]:
+def on_memory(name: str, **keys: Any) -> Make:
     """A class without decay for the one matrix."""
     return lambda model: getattr(oxidion, name)(model.named_parameters(), weight_decay=0.0, **keys)
 
@@ -224,57 +191,58 @@ PROBLEMS = {
             ADAM: on_memory("AdamW", lr=0.01),
         },
         on_facts,
-        needs_data=False,
     ),
 }
-BARS = (
-    Bar("perceptron", "AdamW reaches 64 %", lambda m: m["AdamW, lr 0.01"]["accuracy"] >= 0.64),
-    Bar("perceptron", "Muon reaches 64 %", lambda m: m["Muon, lr 0.02"]["accuracy"] >= 0.64),
-    Bar("convolutions", "Muon reaches 93 %", lambda m: m["Muon, lr 0.02"]["accuracy"] >= 0.93),
-    Bar(
-        "convolutions",
-        "Muon is 2 points ahead of AdamW",
-        lambda m: m["Muon, lr 0.02"]["accuracy"] >= m["AdamW, lr 0.01"]["accuracy"] + 0.02,
-    ),
-    Bar("memory", "worst / best of Muon is 0.6 or more", lambda m: m[MUON]["worst / best"] >= 0.6),
-    Bar("memory", "worst / best of SOAP is 0.95 or more", lambda m: m[SOAP]["worst / best"] >= 0.95),
-    Bar("memory", "worst / best of AdamW is 0.05 or less", lambda m: m[ADAM]["worst / best"] <= 0.05),
-)
+BARS: dict[str, dict[str, Callable[[dict[str, Figures]], bool]]] = {
+    "perceptron": {
+        "AdamW reaches 64 %": lambda means: means["AdamW, lr 0.01"]["accuracy"] >= 0.64,
+        "Muon reaches 64 %": lambda means: means["Muon, lr 0.02"]["accuracy"] >= 0.64,
+    },
+    "convolutions": {
+        "Muon reaches 93 %": lambda means: means["Muon, lr 0.02"]["accuracy"] >= 0.93,
+        "Muon is 2 points ahead of AdamW": lambda means: (
+            means["Muon, lr 0.02"]["accuracy"] >= means["AdamW, lr 0.01"]["accuracy"] + 0.02
+        ),
+    },
+    "memory": {
+        "worst / best of Muon is 0.6 or more": lambda means: means[MUON]["worst / best"] >= 0.6,
+        "worst / best of SOAP is 0.95 or more": lambda means: means[SOAP]["worst / best"] >= 0.95,
+        "worst / best of AdamW is 0.05 or less": lambda means: means[ADAM]["worst / best"] <= 0.05,
+    },
+}
+"""What has to hold of the means over seeds."""
 
 
-def means(runs: Sequence[Run], problem: str) -> dict[str, dict[str, float]]:
-    """Mean figures over seeds, by optimizer."""
-    found: dict[str, dict[str, float]] = {}
-    for name in PROBLEMS[problem].optimizers:
-        own = [run.figures for run in runs if (run.problem, run.optimizer) == (problem, name)]
-        if own:
-            found[name] = {key: statistics.fmean(figures[key] for figures in own) for key in own[0]}
-    return found
+def trained(name: str, steps: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each optimizer of a problem: mean, least and largest figures over seeds.
+
+    Seconds are those of the processor, with evaluation; other work on the machine hardly counts.
+    """
+    problem, rows = PROBLEMS[name], []
+    for optimizer, make in problem.optimizers.items():
+        start = time.process_time()
+        found = [problem.train(make, steps, seed) for seed in seeds]
+        seconds = (time.process_time() - start) / len(seeds)
+        columns = {key: [figures[key] for figures in found] for key in found[0]}
+        assert all(map(math.isfinite, itertools.chain(*columns.values())))
+        figures = {key: [statistics.fmean(each), min(each), max(each)] for key, each in columns.items()}
+        row = {"problem": name, "optimizer": optimizer, "steps": steps, "seeds": len(seeds)}
+        rows.append({**row, "figures": figures, "seconds": seconds})
+        print(rows[-1], file=sys.stderr)
+    return rows
 
 
-def verdicts(runs: Sequence[Run]) -> list[tuple[str, str, bool]]:
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Problem, text and outcome of every bar whose problem was run."""
-    there = {run.problem for run in runs}
+    means: dict[str, dict[str, Figures]] = {}
+    for row in rows:
+        of_problem = means.setdefault(row["problem"], {})
+        of_problem[row["optimizer"]] = {key: figure[0] for key, figure in row["figures"].items()}
     return [
-        (bar.problem, bar.text, bar.holds(means(runs, bar.problem))) for bar in BARS if bar.problem in there
+        {"problem": problem, "bar": text, "holds": holds(found)}
+        for problem, found in means.items()
+        for text, holds in BARS[problem].items()
     ]
-
-
-def summed_up(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each problem and optimizer: mean, least and largest figures over seeds."""
-    own: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        own.setdefault((run.problem, run.optimizer), []).append(run)
-    found = []
-    for (problem, optimizer), same in own.items():
-        figures = {}
-        for key in same[0].figures:
-            every = [run.figures[key] for run in same]
-            figures[key] = [statistics.fmean(every), min(every), max(every)]
-        seconds = statistics.fmean(run.seconds for run in same)
-        row = {"problem": problem, "optimizer": optimizer, "steps": same[0].steps, "seeds": len(same)}
-        found.append({**row, "figures": figures, "seconds": seconds})
-    return found
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -299,45 +267,26 @@ def markdown(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains what is asked for; 1 where a bar is missed."""
     parser = harness.command(__doc__)
-    parser.add_argument("--problems", default=",".join(PROBLEMS), help="names by comma (default: all)")
-    parser.add_argument("--seeds", default="0,1", help="whole numbers by comma (default: 0,1)")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, help="of every run instead; bars are for the usual numbers")
     parser.add_argument("--peer-path", type=Path, help="folder of packages with mnist1d")
     parser.add_argument("--page", type=Path, help="page to put the tables in, between its marks")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; the networks are small")
     options = parser.parse_args(arguments)
-    names = options.problems.split(",")
-    if unknown := [name for name in names if name not in PROBLEMS]:
-        parser.error(f"--problems: unknown {', '.join(unknown)}; known: {', '.join(PROBLEMS)}")
     if options.peer_path is not None:
         sys.path.append(str(options.peer_path.expanduser().resolve()))
-    torch.set_num_threads(options.threads)
-    given = " ".join(sys.argv[1:] if arguments is None else arguments)
-    if any(PROBLEMS[name].needs_data for name in names):
+    torch.set_num_threads(1)
+    if {*options.problems} - {"memory"}:
         data()  # before the first run: a package that is missing says so now
-    result: dict[str, Any] = {
-        "machine": harness.machine(),
-        "versions": {"oxidion": oxidion.__version__, "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "load": harness.load_average(),
-        "command": f"python benchmarks/tasks.py {given}".strip(),
-    }
-    runs: list[Run] = []
-    for problem in names:
-        row = PROBLEMS[problem]
-        for name, make in row.optimizers.items():
-            for seed in map(int, options.seeds.split(",")):
-                start, steps = time.process_time(), options.steps or row.steps
-                figures = row.train(make, steps, seed)
-                assert all(map(math.isfinite, figures.values()))
-                runs.append(Run(problem, name, seed, steps, figures, time.process_time() - start))
-                print(problem, name, seed, figures, f"{runs[-1].seconds:.1f} s", file=sys.stderr)
-    result["bars"] = [dict(zip(("problem", "bar", "holds"), each, strict=True)) for each in verdicts(runs)]
-    result = harness.rounded({**result, "rows": summed_up(runs)})
+    given = " ".join(sys.argv[1:] if arguments is None else arguments)
+    result = {**harness.facts(), "command": f"python benchmarks/tasks.py {given}".strip()}
+    steps = [options.steps or PROBLEMS[name].steps for name in options.problems]
+    rows = [trained(name, count, options.seeds) for name, count in zip(options.problems, steps, strict=True)]
+    result["rows"] = [*itertools.chain(*rows)]
+    result["bars"] = verdicts(result["rows"])
+    result = harness.rounded(result)
     harness.write(result, options.out, "tasks")
-    if options.page is not None:
-        page = harness.between(options.page.read_text(encoding="utf-8"), "tasks", markdown(result))
-        options.page.write_text(page, encoding="utf-8")
+    harness.rewrite(options.page, "tasks", markdown(result))
     sys.stdout.write(markdown(result))
     return 0 if all(bar["holds"] for bar in result["bars"]) else 1
 

@@ -34,7 +34,6 @@ class Workload:
 
     Attributes:
         name: Identifier in tables and in ``--only``.
-        summary: What the list stands for.
         matrices: Shapes that an orthonormal optimizer takes.
         others: Shapes that its AdamW group takes (norm gains, biases).
         families: Families that run on this list.
@@ -43,10 +42,9 @@ class Workload:
     """
 
     name: str
-    summary: str
     matrices: tuple[Shape, ...]
-    others: tuple[Shape, ...]
-    families: tuple[str, ...]
+    others: tuple[Shape, ...] = ()
+    families: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     one_thread: bool = True
 
@@ -85,62 +83,49 @@ MIXED: tuple[Shape, ...] = (
 
 def gpt(layers: int, families: tuple[str, ...], *, one_thread: bool = True) -> Workload:
     """Matrices and gains of a GPT of 160 million parameters, some of its 12 layers, without embeddings."""
-    matrices, gains = gpt_layers(768, layers)
-    summary = f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW"
-    return Workload(f"gpt160m-l{layers}", summary, matrices, gains, families, (), one_thread)
+    return Workload(f"gpt160m-l{layers}", *gpt_layers(768, layers), families, (), one_thread)
 
 
-def single(rows: int, cols: int, families: tuple[str, ...], *, prefix: str = "", **keys: Any) -> Workload:
-    """One matrix."""
-    name = f"{rows}x{cols}"
-    return Workload(f"{prefix}{name}", f"one {name} matrix", ((rows, cols),), (), families, **keys)
-
-
-def gpt2() -> Workload:
-    """The 74 tensors of GPT-2: per layer four matrices and two gains; two embeddings."""
-    layer: tuple[Shape, ...] = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
-    matrices = (*layer * 12, (50257, 768), (1024, 768))
-    summary = "the 74 tensors of GPT-2, 124 million elements"
-    return Workload("gpt2-74", summary, matrices, ((768,),) * 24, ELEMENTWISE)
-
-
-def repeated(count: int, *shape: int, families: tuple[str, ...] = (), **keys: Any) -> Workload:
+def repeated(count: int, *shape: int, name: str = "", **keys: Any) -> Workload:
     """Equal matrices, or else equal vectors."""
-    shapes = (shape,) * count
-    name = "x".join(map(str, (count, *shape)))
-    matrices, others = (shapes, ()) if len(shape) == 2 else ((), shapes)
-    return Workload(keys.pop("name", name), f"{count} of {shape}", matrices, others, families, **keys)
+    name = name or "x".join(map(str, (count, *shape) if count > 1 else shape))
+    matrices, others = ((shape,) * count, ()) if len(shape) == 2 else ((), (shape,) * count)
+    return Workload(name, matrices, others, **keys)
+
+
+#: The 74 tensors of GPT-2: per layer four matrices and two gains; two embeddings.
+GPT2 = Workload(
+    "gpt2-74",
+    (*((2304, 768), (768, 768), (3072, 768), (768, 3072)) * 12, (50257, 768), (1024, 768)),
+    ((768,),) * 24,
+    ELEMENTWISE,
+)
 
 
 def catalogue() -> tuple[Workload, ...]:
     """Every workload for CPUs."""
-    matrices, gains = gpt_layers(768, 10)
-    summary = "24 matrices of 13 shapes, 1xn and nx1 included, and 12 vectors"
     small = ((1000,), (384,), (7,)) * 4
-    mixed = Workload("mixed", summary, MIXED, small, (*ORTHONORMAL, *ELEMENTWISE), (DION_16, LION))
-    summary = "1000 matrices of 64x64 and 4000 vectors of 768 in one optimizer"
-    both = Workload("1000x64x64+4000x768", summary, ((64, 64),) * 1000, ((768,),) * 4000, (MUON,))
-    summary = "100 million in 83 tensors: ten layers of GPT-160M width, two embeddings, gains"
-    matrices = (*matrices, (32_000, 768), (6_400, 768))
-    many = Workload("memory-100m", summary, matrices, gains, (*MEMORY, GALORE_REFRESH), one_thread=False)
+    matrices, gains = gpt_layers(768, 10)
+    embeddings = ((32_000, 768), (6_400, 768))
     of_memory = (*MEMORY, GALORE, GALORE_REFRESH)
     return (
         gpt(1, (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE)),
         gpt(2, (MUON, DION_4), one_thread=False),
         gpt(4, (MUON, DION_4), one_thread=False),
         gpt(12, (MUON, DION_4, DION_16)),
-        gpt2(),
-        mixed,
-        single(1024, 4096, (MUON, DION_4, DION_16, *RELATIVES), quick=(DION_4,)),
-        single(1024, 2752, (MUON,)),
-        single(1024, 1024, (MUON,), quick=(MUON,)),
-        single(2048, 2048, (MUON,)),
+        GPT2,
+        Workload("mixed", MIXED, small, (*ORTHONORMAL, *ELEMENTWISE), (DION_16, LION)),
+        repeated(1, 1024, 4096, families=(MUON, DION_4, DION_16, *RELATIVES), quick=(DION_4,)),
+        repeated(1, 1024, 2752, families=(MUON,)),
+        repeated(1, 1024, 1024, families=(MUON,), quick=(MUON,)),
+        repeated(1, 2048, 2048, families=(MUON,)),
         repeated(600, 64, 64, families=(MUON, DION_4), quick=(MUON,)),
         repeated(200, 256, 256, families=(MUON,)),
-        both,
+        Workload("1000x64x64+4000x768", ((64, 64),) * 1000, ((768,),) * 4000, (MUON,)),
         repeated(4000, 768, families=ELEMENTWISE, quick=(ADAMW,)),
-        single(1024, 4096, of_memory, quick=(LAMB, ADAFACTOR, CAME), prefix="memory-"),
-        many,
+        repeated(1, 1024, 4096, name="memory-1024x4096", families=of_memory, quick=(LAMB, ADAFACTOR, CAME)),
+        # 100 million elements in 83 tensors.
+        Workload("memory-100m", (*matrices, *embeddings), gains, (*MEMORY, GALORE_REFRESH), one_thread=False),
         repeated(1, 100_000_000, name="flat-100m", families=ELEMENTWISE),
     )
 
@@ -152,16 +137,15 @@ def lists() -> tuple[Workload, ...]:
     every = (*large, *ELEMENTWISE)
     # Width 2048, 512 for keys and values, 8192 inside.
     llama = ((2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192))
-    trial = ((48, 64), (64, 32))
     return (
-        Workload("gpt160m", "GPT-160M, 12 layers", matrices, gains, every),
-        Workload("llama-1b", "Llama-1B, 16 layers", llama * 16, ((2048,),) * 33, every),
+        Workload("gpt160m", matrices, gains, every),
+        Workload("llama-1b", llama * 16, ((2048,),) * 33, every),
         repeated(4, 4096, 4096, name="4096x4096", families=large),
         repeated(3, 4096, 11008, name="4096x11008", families=large),
-        Workload("memory", "matrices of GPT-160M", matrices, (), (*MEMORY, GALORE)),
+        Workload("memory", matrices, families=(*MEMORY, GALORE)),
         repeated(100, 10_000_000, name="1b", families=ELEMENTWISE),
-        Workload("tiny", "to try the script", ((64, 32),) * 2, ((7,),), (MUON, *ELEMENTWISE)),
-        Workload("trial", "to try the script", trial, (), (DION_4, DION2, NORDION2, NORMUON)),
+        Workload("tiny", ((64, 32),) * 2, ((7,),), (MUON, *ELEMENTWISE)),
+        Workload("trial", ((48, 64), (64, 32)), families=(DION_4, DION2, NORDION2, NORMUON)),
     )
 
 
@@ -170,13 +154,13 @@ def device_lists() -> tuple[Workload, ...]:
     llama: tuple[Shape, ...] = ((4096, 4096),) * 2 + ((1024, 4096),) * 2 + ((14336, 4096),) * 2
     layer: tuple[Shape, ...] = ((1536, 1536),) * 4 + ((6656, 1536),) * 2 + ((1536, 6656),)
     return (
-        Workload("gpt2-48", "48 matrices of GPT-2", gpt2().matrices[:48], (), ()),
+        Workload("gpt2-48", GPT2.matrices[:48]),
         *(work for work in lists() if work.name in ("4096x4096", "4096x11008")),
         repeated(8, 1024, 4096),
         repeated(32, 1024, 4096),
-        Workload("llama-8b-rank", "4 of 32 layers of Llama 8B", (*llama, (4096, 14336)) * 4, (), ()),
-        Workload("published-1b", "24 layers: width 1536, 6656 inside, gated", layer * 24, (), ()),
-        *(repeated(1, side, side) for side in (2048, 4096, 8192, 16384)),
+        Workload("llama-8b-rank", (*llama, (4096, 14336)) * 4),
+        Workload("published-1b", layer * 24),
+        *(repeated(1, side, side, name=f"1x{side}x{side}") for side in (2048, 4096, 8192, 16384)),
         repeated(1, 100_000_000, name="100m"),
         repeated(1, 250_000_000, name="250m"),
         repeated(4000, 768),

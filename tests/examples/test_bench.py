@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their samples: bars, floors, the history of ratios."""
+"""What the benchmarks compute from their samples: bars, floors, ratios that fell."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_bars_of_first_step_and_memory_are_shares() -> None:
         return {**where, **first_summed_up(samples)}
 
     of = result(firsts=[sample("oxidion.Muon", 10.0), sample("torch.optim.Muon", 40.0)])
-    assert [shares for _, *shares in first_steps(of)] == [[1.5, 2.0]]
-    assert [(peer, share) for _, peer, _, share in extra_memory(of)] == [("torch.optim.Muon", 0.25)]
+    assert [row[2:] for row in first_steps(of)] == [("1.50; with what came before 2.00", True)]
+    assert [row[1:] for row in extra_memory(of)] == [("at most 1 of torch.optim.Muon", "0.25", True)]
 
 
 def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
@@ -87,8 +87,9 @@ def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
     rows = {"oxidion.Muon": row(0.75, 0.25, 0.5), "torch.optim.Muon": row(1.5, 0.125, 0.75), "other": {}}
     entry = {"workload": "one", "family": "muon", "rows": rows}
     found = list(quality({"qualities": [entry, {"workload": "two", "family": "adamw", "rows": rows}]}))
-    distances = {"sigma max - 1": (0.25, 0.5), "ortho error": (0.25, 0.125), "1 - cosine": (0.5, 0.25)}
-    assert found == [("oxidion.Muon, one, muon", "torch.optim.Muon", distances)]
+    distances = "sigma max - 1 0.25, there 0.5; ortho error 0.25, there 0.125; 1 - cosine 0.5, there 0.25"
+    what = "quality, oxidion.Muon, one, muon"
+    assert found == [(what, "as near to orthonormal as torch.optim.Muon", distances, False)]
 
 
 def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
@@ -117,7 +118,7 @@ def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
     found, rows, columns = moved(part)
     assert (found.shape, rows.tolist(), columns.tolist()) == ((2, 3), [1, 4], [0, 2, 3])
 
-    one = Workload("one", "", (shape,), (), ())
+    one = Workload("one", (shape,))
     for family in ("normuon", "dion2 1/4", "nordion2 1/4"):
         figures = quality(contenders(family, compiled=False)[0], one)
         assert 1 < figures["sigma_max"] < 1.2
@@ -163,7 +164,7 @@ def test_floors_of_the_relatives_take_what_they_select() -> None:
     assert floor_seconds(one, "dion2 1/4", rates) == floor_seconds(one, "nordion2 1/4", rates)
     assert floor_seconds(one, "dion2 1/4", rates) == pytest.approx(part)
     # Of a tall matrix Dion2 takes columns, NorDion2 rows, here a square.
-    tall = Workload("tall", "", ((4 * m, m),), (), ())
+    tall = Workload("tall", ((4 * m, m),))
     assert floor_seconds(tall, "dion2 1/4", rates) == pytest.approx(part)
     square = 20 * m**3 / 2e9 + 23 * 4 * m * m / 1e9
     assert floor_seconds(tall, "nordion2 1/4", rates) == pytest.approx(square)
@@ -178,7 +179,7 @@ def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matric
     from workloads import Workload, named
 
     rates = {"float32": 1e9, "bfloat16": 2e9, "bytes": 1e9}
-    both = Workload("both", "", ((30, 10),), ((7,),), ())
+    both = Workload("both", ((30, 10),), ((7,),))
     assert floor_seconds(both, family, rates) == pytest.approx((300 * matrices + 7 * others) / 1e9)
     assert family in named("memory-100m").families
     m, n, rank = 1024, 4096, 128
@@ -186,37 +187,33 @@ def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matric
     assert floor_seconds(named("memory-1024x4096"), "galore r=128", rates) == pytest.approx(galore)
 
 
-def test_history_names_what_fell_and_keeps_a_line_for_each_run(tmp_path: Path) -> None:
-    from gains import append, fallen
+def test_ratios_that_fell_clearly_below_those_of_another_result_are_named() -> None:
+    from gains import fallen
 
     before = result(race([1.0] * 6, {"torch.optim.AdamW fused": [5.0] * 6}))
     same = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.8] * 6}))
     worse = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.0] * 6}))
     assert fallen(before, same) == []
     assert fallen(before, worse) == ["4000x768/adamw/1/torch.optim.AdamW fused: 5.00 -> 4.00"]
-    file = tmp_path / "history.jsonl"
-    append(before, file)
-    append(worse, file)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["ratios"]["4000x768/adamw/1/torch.optim.AdamW fused"] for line in lines] == [5.0, 4.0]
 
 
 def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     import step
 
     asked: list[bool] = []
+    request = {"family": "dion2 1/4", "compiled": True}
 
     def ask(request: dict[str, Any], **_: Any) -> dict[str, Any]:
         asked.append(request["compiled"])
         return {"status": "failed: crash"} if request["compiled"] else {"contenders": {"oxidion.Dion2": {}}}
 
     monkeypatch.setattr(step, "ask", ask)
-    rows = step.raced({"family": "dion2 1/4", "compiled": True})["contenders"]
+    rows = step.raced(request)["contenders"]
     assert asked == [True, False]
     assert list(rows) == ["oxidion.Dion2", "dion.Dion2 compiled"]
     assert rows["dion.Dion2 compiled"]["status"] == "not compiled: failed: crash"
     monkeypatch.setattr(step, "ask", lambda *_, **__: {"status": "failed: other"})
-    assert step.raced({"family": "dion2 1/4", "compiled": True}) == {"status": "failed: other"}
+    assert step.raced(request) == {"status": "failed: other"}
 
 
 def test_peers_are_compiled_where_a_bar_is_against_them(
@@ -255,13 +252,12 @@ def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
     makefile = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.split("\nbench:")[1].split("\n\n")[0]
     assert "benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)" in recipe
-    assert "benchmarks/guard.py $(GUARD)" in recipe
+    assert "benchmarks/losses.py orthonormalization $(GUARD)" in recipe
 
 
 def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
     arguments = ["--only", "mixed/adamw", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
     command = [sys.executable, str(BENCHMARKS / "step.py"), *arguments, "--out", str(tmp_path)]
-    command += ["--history", str(tmp_path / "history.jsonl")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     written = json.loads((tmp_path / "step.json").read_text())
     rows = written["races"][0]["contenders"]
@@ -272,14 +268,13 @@ def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
     assert 0 < low <= median <= high
     assert rows["dion adamw group eager"]["status"] == "not installed"
     assert "| mixed | adamw | 1 | oxidion.AdamW |" in done.stdout
-    assert {file.name for file in tmp_path.iterdir()} == {"step.json", "step.png", "history.jsonl"}
-    ratios = json.loads((tmp_path / "history.jsonl").read_text())["ratios"]
-    assert "mixed/adamw/1/torch.optim.AdamW fused" in ratios
+    assert {file.name for file in tmp_path.iterdir()} == {"step.json", "step.png"}
 
 
 @pytest.mark.slow
 def test_guard_holds_for_one_seed(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "guard.py"), "--seeds", "0", "--steps", "120"]
+    command = [sys.executable, str(BENCHMARKS / "losses.py"), "orthonormalization", "--seeds", "0"]
+    command += ["--steps", "120"]
     subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True, timeout=900)
     losses = json.loads((tmp_path / "guard.json").read_text())["losses"]
     assert losses["fast"] != losses["exact"], "the preset changed nothing"

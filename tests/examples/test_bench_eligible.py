@@ -60,11 +60,18 @@ def test_peers_that_are_missing_or_slow_on_long_lists_are_left_out() -> None:
     assert reason(compiled, "commit 1", named("600x64x64")) == "not run: more than 200 tensors"
 
 
-def test_a_race_says_why_a_contender_is_left_out() -> None:
-    from race import start
+def test_a_race_says_why_a_contender_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import floors
+    import race
+    from workloads import Workload
 
-    row: dict[str, Any] = {}
-    steps: dict[str, Any] = {}
-    start(entry("torch.optim.Muon", "muon"), "not run: why", pytest.fail, row, steps)
-    assert row == {"status": "not run: why"}
-    assert not steps
+    monkeypatch.setattr(
+        floors, "reason", lambda entry, *_: "" if entry.source == "oxidion" else "not run: why"
+    )
+    small = Workload("small", ((8, 4),), ((3,),), ("muon",))
+    request = {"workload": "small", "family": "muon", "threads": 1, "compiled": False, "rounds": 1}
+    found = race.race(small, request)
+    rows = found["contenders"]
+    assert found["base"] == "oxidion.Muon"
+    assert rows["oxidion.Muon"]["ms"] > 0
+    assert rows["torch.optim.Muon"] == {"status": "not run: why"}

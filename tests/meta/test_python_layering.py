@@ -98,7 +98,7 @@ def test_all_circles_of_python_files_are_found() -> None:
     [
         (GRAPH, 500),
         (import_graph(ROOT / "tests", "tests"), 500),
-        (scripts("benchmarks"), 200),
+        (scripts("benchmarks"), 100),
         (scripts("examples"), 10),
     ],
     ids=["package", "tests", "benchmarks", "examples"],
