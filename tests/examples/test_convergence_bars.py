@@ -44,6 +44,8 @@ def test_means_rates_and_steps_are_those_of_the_summary() -> None:
     assert curves.span("a", 2) == 0.25
     assert [curves.reaches("a", loss) for loss in (3.5, 1.6, 0.5)] == [20, 40, sys.maxsize]
     assert [curves.lead("a", step) for step in (20, 40)] == [0.5, -0.25]
+    assert curves.best_is_inside("a")
+    assert not curves.best_is_inside("b")
     with pytest.raises(KeyError):
         curves.best("c")
 
@@ -89,3 +91,14 @@ def test_a_bar_is_missed_by_some_curves(bar: Any) -> None:
     )
     tried += [{word: changed(name, only, 3.0, 1.0) for word, name in bars.FILES.items()} for only in first]
     assert not all(bar.judge(curves)[1] for curves in tried)
+
+
+@pytest.mark.parametrize("bar", [bar for bar in bars.BARS if bar.inside], ids=lambda bar: bar.text)
+def test_best_learning_rate_at_the_edge_of_its_grid_misses_a_bar(bar: Any) -> None:
+    curves = {word: bars.Curves.read(name) for word, name in bars.FILES.items()}
+    result, _, name = bar.inside.partition(" ")
+    losses = curves[result].by_rate(name)
+    best = min(losses, key=losses.__getitem__)
+    rates = curves[result].kept["losses"][name]
+    curves[result].kept["losses"][name] = {rate: rates[rate] for rate in rates if float(rate) <= best}
+    assert not bar.judge(curves)[1]
