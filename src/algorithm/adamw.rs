@@ -87,9 +87,10 @@ impl Elementwise for AdamW {
             corrections,
             steps,
         };
-        let operands = io.units.iter_mut().map(|UnitIo { param, grad, state: [m, v, _, largest, ..], .. }| {
-            ([*grad], [param.reborrow(), m.reborrow(), v.reborrow(), largest.reborrow()])
-        });
+        let operands =
+            io.units.iter_mut().map(|UnitIo { param, grad, state: [m, v, _, largest, ..], .. }| {
+                ([*grad], [param.reborrow(), m.reborrow(), v.reborrow(), largest.reborrow()])
+            });
         if self.amsgrad {
             return kernels::run(&update, &mut jobs(operands));
         }

@@ -94,7 +94,7 @@ def test_settings_of_the_tests_of_the_core_are_defaults_of_classes() -> None:
     assert [key for key, _, _ in lines] == sorted({key for key, _, _ in lines})
 
 
-#: The recipe of docs/adding-an-optimizer.md: file, text behind which a line is put, and the line.
+#: The recipe of CONTRIBUTING.md: file, text behind which a line is put, and the line.
 RECIPE = [
     (
         "python/oxidion/_core/schema.py",
@@ -152,7 +152,7 @@ def test_new_common_key_takes_eight_files(tmp_path: Path) -> None:
         assert text.count(before) >= 1, name
         file.write_text(text.replace(before, before + line, 1))
     assert len({name for name, _, _ in RECIPE}) <= MOST
-    page = (ROOT / "docs" / "adding-an-optimizer.md").read_text().partition("## A setting of every class")[2]
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## A setting of every class")[2]
     for name, _, _ in RECIPE:
         assert f"`{name}`" in page or name == "src/plan/master.rs", name
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "python")}
