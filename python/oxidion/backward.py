@@ -67,7 +67,7 @@ class _Unit(OxOptimizer):
 
     @override
     def _read_groups(self) -> comm.Groups:
-        self._groups, self._known = {}, grid.NOWHERE
+        self._groups, self._known = {}, grid.NO_AXES
         return self._groups
 
     @override

@@ -105,7 +105,7 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
-    _known: grid.Known = grid.NOWHERE
+    _known: grid.Known = grid.NO_AXES
     _agreed: bool = False
     _pending: agree.Pending | None = None
     _evidence: agree.Evidence | None = None

@@ -39,7 +39,7 @@ class Agreed(NamedTuple):
     moves: bool = True
 
 
-class Told(NamedTuple):
+class Totals(NamedTuple):
     """Sums of all that the ranks of an axis have told each other.
 
     Attributes:
@@ -75,9 +75,9 @@ class Told(NamedTuple):
     facts: int
 
     @classmethod
-    def of(cls, totals: Sequence[int]) -> Told:
+    def of(cls, totals: Sequence[int]) -> Totals:
         """The meaning of sums."""
-        return cls(*totals[:FIRST_WEIGHED], *(total % PRIME for total in totals[FIRST_WEIGHED:]))
+        return cls(*totals[:FIRST_WEIGHTED], *(total % PRIME for total in totals[FIRST_WEIGHTED:]))
 
     @property
     def differ(self) -> bool:
@@ -90,8 +90,8 @@ class Told(NamedTuple):
         return bool(self.uneven or self.grid)
 
 
-FIRST_WEIGHED = Told._fields.index("plan")
-CARRIED = Told._fields.index("axes")
+FIRST_WEIGHTED = Totals._fields.index("plan")
+CARRIED = Totals._fields.index("axes")
 """Numbers that are added up over one axis after the other, before those of each axis alone."""
 
 
@@ -164,16 +164,16 @@ class Pending:
         evidence: facts about that step.
     """
 
-    def __init__(self, step: int, groups: Groups, evidence: Evidence, told: Sums | list[Told]) -> None:
+    def __init__(self, step: int, groups: Groups, evidence: Evidence, told: Sums | list[Totals]) -> None:
         self.step = step
         self.evidence = evidence
         self._groups = groups
         self._told = told
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[Totals]:
         """All that the ranks of each axis have told; waits for it."""
         if isinstance(self._told, Sums):
-            self._told = [Told.of(totals) for totals in self._told.read()]
+            self._told = [Totals.of(totals) for totals in self._told.read()]
         return self._told
 
     @property
@@ -251,33 +251,33 @@ def agree(
     """
     evidence = Evidence(session, gradients=gradients, device=device, states=states)
     facts = {ranks: evidence.facts(ranks) for ranks in groups}
-    weighed = [
+    weighted = [
         sum(own.weights[ranks][at] * numbers[at] for ranks, numbers in facts.items()) % PRIME
         for at in range(3)
     ]
-    weighed.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
+    weighted.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
     failed = int(error is not None)
     carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late)]
     carried += [int(not own.is_grid), int(moves)]
-    carried += weighed
+    carried += weighted
     if late:
-        rows = [_alone(own, ranks, own.weights[ranks], numbers) for ranks, numbers in facts.items()]
+        rows = [_facts_of_axis(own, ranks, own.weights[ranks], numbers) for ranks, numbers in facts.items()]
         first = [carried, *([0] * CARRIED for _ in rows[1:])]
-        sums = _sent([head + row for head, row in zip(first, rows, strict=True)], groups, evidence)
+        sums = _start_sums([head + row for head, row in zip(first, rows, strict=True)], groups, evidence)
         for ranks in groups:
             evidence.keep(ranks, before)
         return Agreed(True, [], pending=Pending(step, groups, evidence, sums))
-    return _waited(dict(groups), own, evidence, error, carried, step)
+    return _agree_axis_by_axis(dict(groups), own, evidence, error, carried, step)
 
 
-def _alone(own: Known, ranks: Ranks, weights: Weights, facts: tuple[int, int, int]) -> list[int]:
+def _facts_of_axis(own: Known, ranks: Ranks, weights: Weights, facts: tuple[int, int, int]) -> list[int]:
     """The numbers of one axis alone."""
     plan, present, scalars, axes, grid = weights
     both = plan * facts[0] + present * facts[1] + scalars * facts[2]
     return [axes * own.kinds % PRIME, grid * own.grid % PRIME, both % PRIME]
 
 
-def _waited(
+def _agree_axis_by_axis(
     groups: Groups,
     own: Known,
     evidence: Evidence,
@@ -287,14 +287,14 @@ def _waited(
 ) -> Agreed:
     """Goes over one axis after the other, and to those on which others are found to wait."""
     anew: list[Ranks] = []
-    heard: list[Told] = []
+    heard: list[Totals] = []
     disagreed = False
     waiting = list(groups)
     while waiting:
         ranks = waiting.pop(0)
         weights = own.weights[ranks] if ranks in own.weights else weights_of(ranks, my_rank())
-        row = carried + _alone(own, ranks, weights, evidence.facts(ranks))
-        told = Told.of(_met(row, ranks, groups[ranks], evidence))
+        row = carried + _facts_of_axis(own, ranks, weights, evidence.facts(ranks))
+        told = Totals.of(_summed(row, ranks, groups[ranks], evidence))
         heard.append(told)
         if told.planned:
             anew.append(ranks)
@@ -302,7 +302,7 @@ def _waited(
         failed = bool(told.axes) or (disagreed and told.is_uneven)
         uneven = told.uneven + bool(told.grid)
         carried = [told.failed + failed, *told[1:CARRIED]]
-        carried[Told._fields.index("uneven")] = uneven
+        carried[Totals._fields.index("uneven")] = uneven
         if told.axes and not told.late:
             others = tell((own.used, list(own.axes)), groups[ranks])
             carried[0] += _unknown(others)
@@ -316,14 +316,14 @@ def _waited(
         return Agreed(taken, [], pending=Pending(step, groups, evidence, heard))
     groups = ordered(groups)
     skip, moves = bool(last.skipped), bool(last.moving)
-    is_grid = not carried[Told._fields.index("uneven")]
+    is_grid = not carried[Totals._fields.index("uneven")]
     if not is_grid:
         # What one line of an axis found the others have to hear before anybody goes on. On three axes each
         # line meets all others in one round; more groups are no plain mesh.
         wrong = bool(carried[0])
         for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
             for ranks, group in groups.items():
-                told_all = _met([int(wrong), int(skip), int(moves)], ranks, group, evidence)
+                told_all = _summed([int(wrong), int(skip), int(moves)], ranks, group, evidence)
                 wrong, skip, moves = map(bool, told_all)
     if wrong:
         complaint = _complaint(groups, evidence, error)
@@ -415,7 +415,7 @@ def _joined(own: Known, groups: Groups, told: Sequence[tuple[list[Any], list[Any
     return ordered({ranks: find() for ranks, find in lines if ranks not in groups})
 
 
-def _met(numbers: list[int], ranks: Ranks, group: Any, evidence: Evidence) -> list[int]:
+def _summed(numbers: list[int], ranks: Ranks, group: Any, evidence: Evidence) -> list[int]:
     """The sum of each number over the ranks of an axis.
 
     Raises:
@@ -427,7 +427,7 @@ def _met(numbers: list[int], ranks: Ranks, group: Any, evidence: Evidence) -> li
         raise _missed(ranks, evidence, failure) from failure
 
 
-def _sent(rows: list[list[int]], groups: Groups, evidence: Evidence) -> Sums:
+def _start_sums(rows: list[list[int]], groups: Groups, evidence: Evidence) -> Sums:
     """Starts the sums of all axes.
 
     Raises:

@@ -2,7 +2,9 @@
 
 Each rank of an axis multiplies a fact by a weight of its own. The weights of an axis add up to 0, so equal
 facts do too, and others do not but by a chance of 1 in `PRIME`. On a grid such sums can be added up over one
-axis after the other: at the end every rank knows of all lines of all axes.
+axis after the other: at the end every rank knows of all lines of all axes. With the largest and the least
+value in the place of a weighted sum only the ranks of its own line would hear of a difference on the last
+axis.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Known(NamedTuple):
     weights: dict[Ranks, Weights]
 
 
-NOWHERE = Known({}, [], 0, False, 0, {})
+NO_AXES = Known({}, [], 0, False, 0, {})
 
 
 def known(groups: Groups, axes: RootAxes) -> Known:
