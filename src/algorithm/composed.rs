@@ -36,7 +36,7 @@ impl Composed {
         Ok(Self { algorithm, norm })
     }
 
-    /// Tests whether the norms of a parameter with so many dimensions in each of its matrices are bound.
+    /// Tests whether the norms of a parameter whose matrices have `dims` dimensions are bound.
     pub fn binds(&self, dims: usize) -> bool {
         self.norm.binds(dims)
     }

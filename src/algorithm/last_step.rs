@@ -10,7 +10,7 @@ use crate::program::BufferId;
 pub struct LastStep {
     /// The learning rate.
     pub lr: f64,
-    /// Factor of the update beside the learning rate. It belongs to the update's length.
+    /// Factor of the update in addition to the learning rate. It belongs to the update's length.
     pub scale: f64,
     /// `lr · weight_decay`.
     pub decay: f64,

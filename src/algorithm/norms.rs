@@ -89,7 +89,7 @@ impl WeightNorm {
         Ok(Some(view.number(RADIUS, p, blocks)))
     }
 
-    /// Tests whether it binds the weights of a parameter with so many dimensions in each of its matrices.
+    /// Tests whether it binds the weights of a parameter whose matrices have `dims` dimensions.
     pub(super) fn binds(&self, dims: usize) -> bool {
         self.rule != Rule::Free && dims > 1
     }

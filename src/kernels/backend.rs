@@ -42,7 +42,7 @@ impl Tier {
         }
     }
 
-    /// Has devices compute in this way from now on.
+    /// Has devices compute in this way.
     pub fn set(self) {
         TIER.store(self as u8, Ordering::Relaxed);
     }
@@ -118,7 +118,7 @@ impl Drop for Following {
 
 /// The learning rate that is on the device, if there is one.
 pub(super) fn rate() -> Option<FlatView<'static>> {
-    // SAFETY: whoever set it keeps it until the guard is dropped.
+    // SAFETY: the caller of `follow` keeps it until the guard is dropped.
     RATE.get().map(|rate| unsafe { rate.view(None) })
 }
 

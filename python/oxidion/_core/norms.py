@@ -9,8 +9,8 @@ RADIUS = "radius"
 """The state with the norms that "hyperball" keeps; 0: the next step takes them."""
 
 OWN = ("weight_norm",)
-"""Keys of which a class's value is that of its own algorithm: embeddings beside matrices that keep their norm
-are free unless their group says otherwise."""
+"""Keys whose value in a class is that of its own algorithm: embeddings in an optimizer of matrices that keep
+their norm are free unless their group says otherwise."""
 
 
 def check(group: Mapping[str, Any], where: str, *, leaves_update: bool, by_element: bool) -> None:

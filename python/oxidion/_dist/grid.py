@@ -3,7 +3,7 @@
 Each rank of an axis multiplies a fact by a weight of its own. The weights of an axis add up to 0, so equal
 facts do too, and others do not but by a chance of 1 in `PRIME`. On a grid such sums can be added up over one
 axis after the other: at the end every rank knows of all lines of all axes. With the largest and the least
-value in the place of a weighted sum only the ranks of its own line would hear of a difference on the last
+value instead of a weighted sum only the ranks of its own line would hear of a difference on the last
 axis.
 """
 
@@ -27,7 +27,7 @@ Weights = tuple[int, ...]
 
 
 class Known(NamedTuple):
-    """Axes of a rank's meshes, as it tells the others of them.
+    """Axes of a rank's meshes, as it reports them to the others.
 
     Attributes:
         axes: all axes of the meshes that the parameters are on parts of.
@@ -50,7 +50,7 @@ NO_AXES = Known({}, [], 0, False, 0, {})
 
 
 def known(groups: Groups, axes: RootAxes) -> Known:
-    """The entry for these axes, of which ``groups``, in their order, are used."""
+    """The entry for these axes, whose ``groups``, in their order, are used."""
     used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
     kinds = zlib.crc32(repr((len(groups), used)).encode())
     me = my_rank() if groups else 0
