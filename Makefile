@@ -130,7 +130,7 @@ test-all: build $(SHIM_OF_TESTS) test ## Run every test: `make test`, all areas,
 
 lint: $(BUILT) $(SHIM_OF_TESTS) site ## Check formatting, lints, types, uses that must not compile, the stub of the extension and the site
 	cargo fmt --check
-	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
+	rustfmt --check --edition 2024 $(shell git ls-files --cached --others 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	$(CLIPPY)
 	cargo clippy --release --all-targets --no-default-features -- -D warnings
 	cd tests/rust/miri && CARGO_TARGET_DIR=$(CURDIR)/target/miri cargo check -q --locked --tests  # without Miri

@@ -22,9 +22,15 @@ NEW = {
 }
 
 
+def camel(name: str) -> str:
+    """The name of a type in Rust, in which a word of capitals alone is no type."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
 def filled(text: str, name: str, class_name: str) -> str:
     """A template under this name."""
-    return text.replace("ClassName", class_name).replace("optimizer_name", name)
+    text = text.replace("RustType", camel(name)).replace("ClassName", class_name)
+    return text.replace("optimizer_name", name)
 
 
 def listed(text: str, line: str, block: str) -> str:
@@ -98,7 +104,7 @@ def main() -> None:
     parser.add_argument("--kind", default="elementwise", choices=KINDS)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
     arguments = parser.parse_args()
-    class_name = arguments.class_name or "".join(part.capitalize() for part in arguments.name.split("_"))
+    class_name = arguments.class_name or camel(arguments.name)
     files = write(arguments.root, arguments.name, class_name)
     for file in files:
         print(file.relative_to(arguments.root))

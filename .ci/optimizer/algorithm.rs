@@ -10,25 +10,25 @@ use crate::kernels;
 use crate::spec::{Hyper, Options, ParamSpec, StateSpec, StateStorage};
 
 pub(super) const ENTRY: Entry = Entry {
-    name: ClassName::NAME,
+    name: RustType::NAME,
     options: &[&STORAGE],
     states: &[&[("momentum", "momentum_buffer")]],
-    new: |options| Ok(Box::new(ClassName::new(options)?)),
+    new: |options| Ok(Box::new(RustType::new(options)?)),
 };
 
 #[derive(Debug)]
-struct ClassName {
+struct RustType {
     cautious: bool,
     storage: StateStorage,
 }
 
-impl ClassName {
+impl RustType {
     fn new(options: &Options) -> Result<Self> {
         Ok(Self { cautious: options.cautious()?, storage: StateStorage::from_options(options)? })
     }
 }
 
-impl Elementwise for ClassName {
+impl Elementwise for RustType {
     const NAME: &'static str = "optimizer_name";
     const SCALARS: &'static [&'static str] = &["lr", "momentum", "weight_decay"];
     const FLOPS: usize = 5;
@@ -40,7 +40,7 @@ impl Elementwise for ClassName {
     fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let [lr, mu, weight_decay] = h.all();
         let (cautious, grad_factor) = (self.cautious, io.grad_factor);
-        let update = kernels::ClassName { lr, mu, decay: lr * weight_decay, cautious, grad_factor };
+        let update = kernels::RustType { lr, mu, decay: lr * weight_decay, cautious, grad_factor };
         let operands = io
             .units
             .iter_mut()

@@ -10,7 +10,7 @@ use crate::kernels::op::{Declared, Formula, Kernel};
 operation! {
     /// `m ← μ·m + g`, decay, `x ← x - lr·m`. Operands: x, gradient, m.
     #[derive(Clone, Copy, Debug)]
-    pub struct ClassName as ClassNameScalars {
+    pub struct RustType as RustTypeScalars {
         /// `lr`.
         lr: f64 * lr,
         /// μ, the momentum factor.
@@ -24,19 +24,20 @@ operation! {
     }
 }
 
-pub(in crate::kernels) const DECLARED: Declared = &[ClassName::KERNEL];
+pub(in crate::kernels) const DECLARED: Declared = &[RustType::KERNEL];
 
-impl Formula<3, 1, 2> for ClassName {
-    const KERNEL: &'static Kernel = kernel!(Elementwise optimizer_name = ClassName
+impl Formula<3, 1, 2> for RustType {
+    const KERNEL: &'static Kernel = kernel!(Elementwise optimizer_name = RustType
         [x: update param, g: read plain, m: update signed]);
     type Constants<V: Num> = ([V; 3], Rule<V>);
 
     #[inline(always)]
-    fn constants<V: Num>(s: ClassNameScalars<V::Wide>, _: &Own<V::Wide>) -> Self::Constants<V> {
+    fn constants<V: Num>(s: RustTypeScalars<V::Wide>, _: &Own<V::Wide>) -> Self::Constants<V> {
         ([s.lr, s.mu, s.grad_factor].map(V::narrow), Rule::new(s.decay, s.cautious))
     }
 
     #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
     fn update<V: Num>(([lr, mu, factor], rule): &Self::Constants<V>, [x, g, m]: &mut [V; 3]) -> [[V; 2]; 0] {
         *m = *mu * *m + *factor * *g;
         *x = rule.apply(*x, *m, *lr * *m);

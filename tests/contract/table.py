@@ -60,6 +60,7 @@ def _derived(cls: type[OxOptimizer]) -> Case:
         state={cls._ALGORITHM: frozenset(states)},
         bad=(*BAD_LR_AND_DECAY, *derived.bad(cls)),
         other={"lr": 0.03, "weight_decay": 0.3, **derived.live(cls)},
+        idle=derived.idle(cls),
     )
 
 

@@ -189,8 +189,8 @@ def test_flat_partitions_of_deepspeed_are_stepped_by_element_or_refused(
         return
     expected = torch.nn.Parameter(before.clone())
     expected.grad = torch.ones_like(before)
-    case.new([expected], lr=0.125).step()
-    optimizer.step()
+    case.step(case.new([expected], lr=0.125))
+    case.step(optimizer)
     assert not torch.equal(flat, before)
     assert torch.equal(flat, expected)
     assert optimizer.state_dict()["state"].keys() == {0}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from oxidion._core import schema
 from oxidion._torch import library
 
 from .sources import ROOT
@@ -78,6 +79,24 @@ def test_optimizer_that_was_written_so_is_in_these_files_and_in_lists_of_choice(
                 files.add(str(path.relative_to(tree)).replace("heavy_ball", "ademamix"))
     beside = ("__init__", "_gpu_check/parts", "backward", "compat/hf")
     assert named["ademamix"] - {f"python/oxidion/{name}.py" for name in beside} == named["heavy_?ball"]
+
+
+def test_what_is_written_names_no_setting_of_every_class(tree: Path) -> None:
+    scaffold(tree, "heavy_ball", "--class-name", "HeavyBall")
+    named = re.compile("|".join(f"[\"']{key}[\"']" for key in schema.COMMON.keys() - {"lr", "weight_decay"}))
+    written = [path for path in tree.rglob("heavy_ball.*") if path.suffix in (".rs", ".py")]
+    assert len(written) == 4
+    assert not [path for path in written if named.search(path.read_text())]
+
+
+def test_class_of_capitals_has_types_in_camel_case(tree: Path) -> None:
+    """A Rust type of capitals alone is no type to clippy."""
+    scaffold(tree, "fast_sgd", "--class-name", "FASTSGD")
+    for place in ("src/algorithm", "src/kernels/ops"):
+        text = (tree / place / "fast_sgd.rs").read_text()
+        assert "FastSgd" in text
+        assert "FASTSGD" not in re.sub(r"`FASTSGD`", "", text)
+    assert "class FASTSGD(" in (tree / "python/oxidion/optim/fast_sgd.py").read_text()
 
 
 def test_what_is_written_is_formatted(tree: Path) -> None:

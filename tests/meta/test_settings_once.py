@@ -26,7 +26,6 @@ MORE = {
     "block_size": 9,
     "capturable": 11,
     "cautious_wd": 10,
-    "maximize": 17,
     "state_bits": 13,
     "stochastic_rounding": 10,
 }

@@ -9,13 +9,28 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
 from oxidion._core.validate import Field
+from oxidion._reference.registry import REFERENCE
 
 RATES = (0.5, 0.75, 0.875)
 #: Values that some kinds of keys refuse.
 SUSPECTS = (-0.125, math.nan, math.inf, 0, -1, 1.5, "no such word")
+
+
+def idle(cls: type[OxOptimizer]) -> int:
+    """The number of first gradients that leave a parameter where it is, by the naive step."""
+    group = {**cls([nn.Parameter(torch.ones(4))]).param_groups[0], "weight_decay": 0.0}
+    param, state = torch.ones(4, dtype=torch.float64), dict[str, Tensor]()
+    for count in range(4):
+        REFERENCE[cls._ALGORITHM](param, torch.ones_like(param), state, group)
+        if not torch.equal(param, torch.ones_like(param)):
+            return count
+    raise AssertionError(f"{cls.__name__} does not move")
 
 
 def classes_without(algorithms: Collection[str]) -> list[type[OxOptimizer]]:

@@ -100,8 +100,8 @@ class CommonOptions(SharedOptions, total=False):
             smaller buckets, then one in flight instead of two. See docs/planning.md.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
-        capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
-            Adafactor and CAME count their steps there, so that a captured step counts.
+        capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and classes
+            that count steps do so there: a captured step counts.
         differentiable: must be False.
         init_state: make the states of all parameters at once, also of groups that are added later, instead of
             at the first step: ``state_dict()`` is then complete before it.

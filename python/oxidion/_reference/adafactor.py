@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from oxidion._reference.factors import normalized, rms
-from oxidion._reference.update import Group, State, average, count, decay
+from oxidion._reference.update import Group, State, ascending, average, count, decay
 
 
 def adafactor_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -19,7 +19,7 @@ def adafactor_step(param: Tensor, grad: Tensor, state: State, group: Group) -> N
     t = count(state)
     if param.numel() == 0:
         return
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     update = normalized(grad, state, group, 1.0 - t ** float(group["decay_rate"]))
     lr = group["lr"]
     if group["relative_step"]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, betas_of, take_elementwise
+from oxidion._reference.update import Group, State, ascending, betas_of, take_elementwise
 
 
 def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -16,7 +16,7 @@ def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     running maximum of v. Cautious decay acts where ``m X >= 0``. With ``decay_order="galore"`` the decay
     comes last.
     """
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     beta1, beta2 = betas_of(group)
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     variance = state.setdefault("variance", torch.zeros_like(param))

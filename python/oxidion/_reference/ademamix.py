@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, average, count, take_elementwise
+from oxidion._reference.update import Group, State, ascending, average, count, take_elementwise
 
 
 def half_life_between(beta1: float, beta3: float, share: float) -> float:
@@ -24,7 +24,7 @@ def ademamix_step(param: Tensor, grad: Tensor, state: State, group: Group) -> No
     Decay, then ``X <- X - lr (m1_hat + a m2) / (sqrt(v_hat) + eps)``. Cautious decay acts where the step
     points along X.
     """
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     beta1, beta2, beta3 = map(float, group["betas"])
     alpha, warmup = float(group["alpha"]), group.get("t_alpha_beta3")
     step = count(state)

@@ -15,7 +15,7 @@ from oxidion._reference.projection import (
     normal_numbers,
     sides_of,
 )
-from oxidion._reference.update import Group, State, betas_of
+from oxidion._reference.update import Group, State, ascending, betas_of
 
 PROJECTION_TAG = 4
 
@@ -34,7 +34,7 @@ def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)
         return
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     (side,) = sides_of(param.shape[-2], param.shape[-1], group)
     shape, rank = low_rank_shape(param, group), int(group["rank"])
     step = state.setdefault("step", torch.zeros((), dtype=torch.float64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from oxidion._reference.factors import factored, normalized
-from oxidion._reference.update import Group, State, average, count, decay
+from oxidion._reference.update import Group, State, ascending, average, count, decay
 
 
 def came_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -13,7 +13,7 @@ def came_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     count(state)
     if param.numel() == 0:
         return
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     beta1, beta2, beta3 = map(float, group["betas"])
     u = normalized(grad, state, group, beta2)
     m = average(state, "momentum", u, beta1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oxidion._reference.matrices import bases, matrices
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, apply
+from oxidion._reference.update import Group, State, apply, ascending
 
 # A column of R = B^T P whose norm is at most this share of that of R is rounding noise of float32.
 DEAD_COLUMN = 2.0**-19
@@ -125,7 +125,7 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     take; otherwise the largest matrix decides for all.
     """
     momentum = state.setdefault("momentum", torch.zeros_like(param))
-    momentum += -grad if group.get("maximize", False) else grad
+    momentum += ascending(grad, group)
     blocks = matrices(param, group)
     shapes = [(block.shape[0], block.shape[1]) for block in blocks]
     largest = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))

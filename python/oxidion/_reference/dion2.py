@@ -8,7 +8,7 @@ from torch import Tensor
 from oxidion._reference.matrices import matrices, neurons, stack
 from oxidion._reference.neurons import normalize_neurons, variance_of_neurons
 from oxidion._reference.orthogonalize import orthogonalize, strongest
-from oxidion._reference.update import Group, State, apply
+from oxidion._reference.update import Group, State, apply, ascending
 
 
 def dion2_step(param: Tensor, grad: Tensor, state: State, group: Group, normalized: bool = False) -> None:
@@ -19,7 +19,7 @@ def dion2_step(param: Tensor, grad: Tensor, state: State, group: Group, normaliz
     factor ``mu`` and normalizes the neurons of U.
     """
     momentum = state.setdefault("momentum", torch.zeros_like(param))
-    momentum += -grad if group.get("maximize", False) else grad
+    momentum += ascending(grad, group)
     if normalized:
         state.setdefault("variance_neuron", variance_of_neurons(param, group))
     update = torch.zeros_like(param, memory_format=torch.contiguous_format)

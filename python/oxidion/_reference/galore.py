@@ -19,7 +19,7 @@ from oxidion._reference.projection import (
     rotate,
     sides_of,
 )
-from oxidion._reference.update import Group, State, betas_of
+from oxidion._reference.update import Group, State, ascending, betas_of
 
 
 def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -32,7 +32,7 @@ def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)
         return
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     rows, cols = param.shape[-2:]
     sides = sides_of(rows, cols, group)
     shape, rank = low_rank_shape(param, group), int(group["rank"])

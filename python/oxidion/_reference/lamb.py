@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from oxidion._reference.update import Group, State, average, count, decayed
+from oxidion._reference.update import Group, State, ascending, average, count, decayed
 
 
 def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -16,7 +16,7 @@ def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     leaves the decay out of u where X and the rest of u differ in sign.
     """
     t = count(state)
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     limit = group.get("max_grad_norm")
     if limit is not None:
         grad = grad / max(1.0, float(group["grad_norm"]) / float(limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxidion._reference.update import Group, State, betas_of, take_elementwise
+from oxidion._reference.update import Group, State, ascending, betas_of, take_elementwise
 
 
 def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -14,7 +14,7 @@ def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``U = sign(b1 m + (1 - b1) g)``, 0 for what is no number; ``m <- b2 m + (1 - b2) g``; decay;
     ``X <- X - lr U``.
     """
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     beta1, beta2 = betas_of(group)
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     mixed = beta1 * momentum + (1.0 - beta1) * grad

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oxidion._reference.matrices import matrices
 from oxidion._reference.orthogonalize import orthogonalize
-from oxidion._reference.update import Group, State, apply
+from oxidion._reference.update import Group, State, apply, ascending
 
 
 def muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -21,7 +21,7 @@ def muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
 
 def muon_update(param: Tensor, grad: Tensor, state: State, group: Group) -> Tensor:
     """The orthogonalized momentum of Muon."""
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     mu = float(group["mu"])
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     momentum.mul_(mu).add_(grad)

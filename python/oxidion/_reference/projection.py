@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oxidion._oxidion import fill_normal, fill_signs
-from oxidion._reference.update import Group, decay
+from oxidion._reference.update import Group, ascending, decay
 
 OVERSAMPLING = 16
 SKETCH_TAG = 2
@@ -61,7 +61,7 @@ def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | No
         vectors, values, _ = torch.linalg.svd(y_ds @ middle @ y_ds.mT)
     else:
         # Of the gradient as it was given, not of its negative: a sign in front of it turns vectors.
-        given = -grad if group.get("maximize", False) else grad
+        given = ascending(grad, group)
         left, values, right = torch.linalg.svd(given, full_matrices=False)
         vectors = right.mT if side == 1 else left
     vectors, values = vectors[:, :rank], values[:rank]

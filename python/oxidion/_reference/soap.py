@@ -13,7 +13,7 @@ from torch import Tensor
 from oxidion._oxidion import fill_normal
 from oxidion._reference.matrices import bases, matrices
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, betas_of, take_step
+from oxidion._reference.update import Group, State, ascending, betas_of, take_step
 
 BASIS_TAG = 4
 NAMES = ("L", "R")
@@ -175,7 +175,7 @@ def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     if group.get("merge_dims", False) and param.ndim > 1:
         soap_merged_step(param, grad, state, group)
         return
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     kept = Bases(param, state, group)
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     variance = state.setdefault("variance", torch.zeros_like(param))

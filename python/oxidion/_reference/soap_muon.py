@@ -8,7 +8,7 @@ from torch import Tensor
 from oxidion._reference.matrices import matrices
 from oxidion._reference.orthogonalize import orthogonalize
 from oxidion._reference.soap import Bases, rotate
-from oxidion._reference.update import Group, State, apply
+from oxidion._reference.update import Group, State, apply, ascending
 
 
 def schatten4(x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def soap_muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> N
     ``Y = Q_L^T N Q_R``, ``V <- b2 V + (1-b2) Y^2``, ``D = Q_L (Y / max(V, eps^2)^p) Q_R^T`` with the
     Schatten-4 norm of N. ``X <- (1 - lr wd) X - lr s orth(D)``; then L, R and the bases.
     """
-    grad = -grad if group.get("maximize", False) else grad
+    grad = ascending(grad, group)
     kept = Bases(param, state, group)
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     variance = state.setdefault("variance", torch.zeros_like(param))

@@ -25,6 +25,11 @@ def betas_of(group: Group) -> tuple[float, float]:
     return float(beta1), float(beta2)
 
 
+def ascending(grad: Tensor, group: Group) -> Tensor:
+    """The gradient, with ``maximize`` its negative: what descends by it ascends."""
+    return -grad if group.get("maximize", False) else grad
+
+
 def decay(param: Tensor, direction: Tensor, group: Group, rate: float | None = None) -> None:
     """Decay ``X <- (1 - rate) X``; with ``cautious_wd`` only where ``X * direction >= 0``.
 

@@ -94,7 +94,7 @@ impl Dion2 {
 
     /// Tests whether chosen slices, which lie side by side, are brought to their places in a matrix of zeros: the norms of
     /// weights are those of whole matrices.
-    fn spreads(&self, shape: &UnitShape, global: bool) -> bool {
+    fn spreads(shape: &UnitShape, global: bool) -> bool {
         !global && shape.bound.is_some()
     }
 
@@ -171,7 +171,7 @@ impl Algorithm for Dion2 {
             let (neurons, sharding) = if global { (rows, with[0]) } else { (count, DimSharding::Replicated) };
             program = Neuron::buffers(program, shape, neurons, sharding);
         }
-        if shape.state[MOMENTUM].is_quantized() || self.spreads(shape, global) {
+        if shape.state[MOMENTUM].is_quantized() || Self::spreads(shape, global) {
             let full = BufferSpec::new("full", rows, cols, shape.param.arithmetic());
             program = program.buffer(full.sharded(with[0], with[1]));
         }
