@@ -72,7 +72,7 @@ impl ByMatrix {
         (alone.0[self.lr], alone.0[self.weight_decay]) = (ALONE, 0.0);
         let StageIo { units, buffers, class, grad_factor, .. } = io;
         let u = buffers.get_mut(U)?;
-        u.flat.clear()?;
+        u.clear(units)?;
         let updates = u.matrices(units)?;
         let all = units.iter_mut().zip(updates).map(|(unit, param)| UnitIo { param, ..unit.reborrow() });
         self.pass(all, (class, *grad_factor), &alone)

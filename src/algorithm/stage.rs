@@ -241,6 +241,17 @@ impl BufferIo<'_> {
         Ok(flats.map(|(flat, shape)| flat.into_matrix(0, shape, shape[1])).collect())
     }
 
+    /// Zeros the matrices of these units, which are in the order of their matrices, and all between the first and the last.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn clear(&mut self, units: &[UnitIo<'_>]) -> Result<()> {
+        let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
+        let first = self.shard(first)?.offset;
+        let MatrixShard { offset, shape, .. } = *self.shard(last)?;
+        self.flat.part(first, offset + shape[0] * shape[1] - first).clear()
+    }
+
     /// The matrices of these units, all of one shape and the first of the buffer, as a tensor `[count, rows, cols]`.
     ///
     /// # Errors

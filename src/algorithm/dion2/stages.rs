@@ -156,7 +156,7 @@ impl Dion2 {
     pub(super) fn bring_to_places(&self, io: &mut StageIo<'_>, selection: &Selection) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let [u, chosen, full] = buffers.several([U, CHOSEN, self.full()])?;
-        full.flats(units)?.into_iter().try_for_each(|mut x| x.clear())?;
+        full.clear(units)?;
         let mut all = sliced(selection.rows(), units, full.matrices(units)?, u, chosen)?;
         kernels::put_back(selection.side, &mut all)
     }
