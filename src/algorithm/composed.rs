@@ -1,4 +1,4 @@
-//! An algorithm and its last step: decay, and the update from the parameter, in any of the ways that all classes have.
+//! An algorithm and its last step: decay, and the update from the parameter, with norms of weights free or bound.
 
 use std::ops::Deref;
 

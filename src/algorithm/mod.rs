@@ -95,13 +95,13 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
-    /// Tests whether the decay comes after the update.
+    /// Tests, of an elementwise algorithm, whether the decay comes after the update.
     fn is_late(&self) -> bool {
         false
     }
 
-    /// The last stage, which the algorithm leaves to its caller, and the buffer in which the update lies before it; `None`
-    /// where the algorithm takes that step itself, which it may for weights that are free.
+    /// The stage that its caller takes as the last step, where a program has it, and the buffer in which the update lies before
+    /// it. `None` where the algorithm takes that step itself, which it may for weights that are free.
     fn update(&self, _class: &UnitShape) -> Option<(Stage, BufferId)> {
         None
     }
@@ -372,7 +372,7 @@ pub fn build(name: &str, options: &Options) -> Result<AnyAlgorithm> {
 
 /// Settings of weights that the group's algorithm leaves to another one: they are free.
 pub fn release(options: &mut Options) {
-    options.insert(norms::OPTIONS[0], OptionValue::Str("free".into()));
+    options.insert(norms::RULE, OptionValue::Str("free".into()));
 }
 
 /// The algorithm that optimizes this parameter: the group's, or `AdamW` for a parameter that is no matrix in a group

@@ -15,7 +15,10 @@ use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 use crate::spec::{Block, DimSharding, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
 
-pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
+/// The key with the rule.
+pub(super) const RULE: &str = "weight_norm";
+
+pub(super) const OPTIONS: [&str; 2] = [RULE, "weight_norm_floor"];
 
 /// The stage of the sums, whose number no algorithm has.
 pub(super) const WEIGH: Stage = 20;
@@ -40,14 +43,14 @@ pub(super) struct WeightNorm {
     rule: Rule,
     /// The least ratio of an update to the weights.
     least: f64,
-    /// Parameters on a device whose norm was looked at.
-    seen: Mutex<BTreeSet<usize>>,
+    /// Matrices on a device whose norm was looked at: parameter and block.
+    seen: Mutex<BTreeSet<(usize, usize)>>,
 }
 
 impl WeightNorm {
     /// The constraint of these settings.
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let rule = match options.word("weight_norm")? {
+        let rule = match options.word(RULE)? {
             "free" => Rule::Free,
             "hyperball" => Rule::Hyperball,
             "floor" => Rule::Floor,
@@ -112,7 +115,7 @@ impl WeightNorm {
         found.ok_or_else(|| Error::Internal("weights without a buffer of their norms".into()))
     }
 
-    /// Parameters and updates as jobs, one or several lists of jobs for each unit as there are sums.
+    /// Pairs of weights and updates, one for each sum.
     fn work<'s>(
         &self,
         units: &'s mut [UnitIo<'_>],
@@ -175,9 +178,9 @@ impl WeightNorm {
         }
         let updates = updates.matrices(units)?;
         let (mut all, mut of) = (Vec::new(), Vec::new());
-        for (unit, (x, u)) in self.work(units, updates).into_iter().enumerate() {
+        for (at, (x, u)) in self.work(units, updates).into_iter().enumerate() {
             let jobs: Vec<Job<'_, 1, 1>> = jobs([([u], [x])]);
-            of.extend(std::iter::repeat_n(unit, jobs.len()));
+            of.extend(std::iter::repeat_n(at, jobs.len()));
             all.extend(jobs);
         }
         let factors: Factors<5> = factors.spread(&of);
@@ -198,13 +201,13 @@ impl WeightNorm {
             } else {
                 let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
                 !kernels::is_capturing()?
-                    && seen.insert(unit.param_index)
+                    && seen.insert((unit.param_index, unit.block_index))
                     && f64::try_from(stored.tensor()?.f_sum(tch::Kind::Double)?)? == 0.0
             };
             if is_zero {
                 return Err(Error::Param {
                     index: unit.param_index,
-                    what: "weight_norm='hyperball' keeps the norm of the weights, and these are all zero: \
+                    what: "weight_norm='hyperball' keeps the norm of each matrix, and one is all zero: \
                            initialize them with other numbers, or put them in a group with weight_norm='free'"
                         .into(),
                 });

@@ -30,7 +30,7 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_stochastic_rounding.py", "", 50),
         ("algorithm/test_average_dtype.py", "", 37),
         ("algorithm/test_master_weights.py", "not run_equals or default or hyperball", 80),
-        ("algorithm/test_weight_norm.py", "AdamW or adamw", 14),
+        ("algorithm/test_weight_norm.py", "AdamW or adamw or AMSGrad or AdEMAMix or Lion", 50),
         ("algorithm/test_dion_degenerate.py", "", 100),
         ("algorithm/test_dion_orthonormal.py", "", 70),
         ("algorithm/test_edges.py", OWN_SIGNS, 50),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 RADIUS = "radius"
 """The state with the norms that "hyperball" keeps; 0: the next step takes them."""
 
 OWN = ("weight_norm",)
-"""Keys whose value in a class is that of its own algorithm: embeddings in an optimizer of matrices that keep
-their norm are free unless their group says otherwise."""
+"""Keys that groups of another algorithm do not take from the class: embeddings in an optimizer of matrices
+that keep their norm are free unless their group says otherwise."""
 
 
 def check(group: Mapping[str, Any], where: str, *, leaves_update: bool, by_element: bool) -> None:
@@ -19,7 +21,7 @@ def check(group: Mapping[str, Any], where: str, *, leaves_update: bool, by_eleme
     Args:
         group: a complete group.
         where: what an error calls it.
-        leaves_update: whether the last step of the algorithm takes any update.
+        leaves_update: whether the core can bind the update of the algorithm.
         by_element: whether the algorithm works on elements.
 
     Raises:
@@ -47,6 +49,18 @@ def keep(group: Mapping[str, Any]) -> bool:
     return group.get("weight_norm") == "hyperball"
 
 
+def is_by_matrix(group: Mapping[str, Any]) -> bool:
+    """True if leading dimensions of the weights of this group number matrices."""
+    return not (group.get("flatten") or group.get("merge_dims"))
+
+
+def can_move(weight: Tensor, by_matrix: bool) -> bool:
+    """True if a weight is not all zero; ``by_matrix``: if no matrix over its last two dimensions is."""
+    if weight.ndim > 2 and by_matrix:
+        return bool(weight.flatten(-2).any(-1).all())
+    return bool(weight.any())
+
+
 def refuse_zeros(name: str) -> None:
     """Refuses a parameter of zeros that is to keep its norm.
 
@@ -54,6 +68,6 @@ def refuse_zeros(name: str) -> None:
         ValueError: that names it and the ways out.
     """
     raise ValueError(
-        f"{name}: weight_norm='hyperball' keeps the norm of the weights, and these are all zero: "
+        f"{name}: weight_norm='hyperball' keeps the norm of each matrix, and one is all zero: "
         "initialize them with other numbers, or put them in a group with weight_norm='free'"
     )

@@ -87,10 +87,10 @@ class CommonOptions(SharedOptions, total=False):
         weight_norm: "free"; "hyperball": every matrix keeps the Frobenius norm R of its first step. With U
             the update for an ``lr`` of 1, ``X' = X - lr (R/|U|) U``, ``X <- X' R/|X'|``: ``lr`` is an angle,
             and ``weight_decay`` must be 0. "floor": ``U <- U max(1, c |X|/|U|)``; "row_floor": the same for
-            each row (arXiv:2606.16899). Leading dimensions number matrices; parameters of fewer than two
-            dimensions are free. State of "hyperball": ``radius``, a number for each matrix; the first step
-            refuses a matrix of zeros, which could never move. Classes whose update has a length of its own
-            take "free" only. A gradient that is not finite spoils its matrix.
+            each row (arXiv:2606.16899). Leading dimensions number matrices, unless ``flatten``; parameters of
+            fewer than two dimensions are free. State of "hyperball": ``radius``, a number for each matrix.
+            The first step refuses a matrix of zeros, which could never move. Classes whose update has a
+            length of its own take "free" only, and so do those that work on elements with ``capturable``.
         weight_norm_floor: the ``c`` of the floors.
         max_batch_bytes: bound, in bytes, on the workspace of the matrices that are handled together; None
             means 2 MiB where no other process shares the work, else 32 MiB, on CUDA devices 256 MiB.

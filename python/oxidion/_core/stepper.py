@@ -76,7 +76,7 @@ class Stepper:
     _DECAYS_APART: ClassVar[bool] = True
     """True if the decay of this class's algorithm is no part of its update."""
     _LEAVES_UPDATE: ClassVar[bool] = True
-    """True if the last step of this class's algorithm takes any update, as of weights whose norm is held."""
+    """True if the core can bind the update of this class's algorithm, so that norms of weights are held."""
     _OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
     """Moments of this class's algorithm that a setting may switch on between two steps."""
     _LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -343,17 +343,20 @@ class Stepper:
                 share.
 
         Raises:
-            ValueError: for such a parameter, on all ranks.
+            ValueError: for such a parameter, on all ranks. Of stacks that are sharded only for one that is
+                zero as a whole: the step itself looks at each matrix.
         """
-        found = []
+        found: list[tuple[str, torch.Tensor, bool]] = []
         for number, group in enumerate(self.param_groups):
             if norms.keep(group) and not is_still(group):
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
-                found += [(name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
-        lines = [set(comm.lines_of(param)) for _, param in found]
+                by_matrix = groups is None and norms.is_by_matrix(group)
+                matrices = [(name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
+                found += [(name, p, by_matrix) for name, p in matrices]
+        lines = [set(comm.lines_of(param)) for _, param, _ in found]
         found = [row for row, own in zip(found, lines, strict=True) if bool(own) == (groups is not None)]
         lines = [own for own in lines if bool(own) == (groups is not None)]
-        flags = [int(bool(comm.local(param).detach().any())) for _, param in found]
+        flags = [int(norms.can_move(comm.local(param).detach(), by_matrix)) for _, param, by_matrix in found]
         for ranks, line in (groups or {}).items():
             # The ranks of an axis have the same parameters on it, and may have others besides.
             at = [index for index, own in enumerate(lines) if ranks in own]
@@ -365,7 +368,7 @@ class Stepper:
         if not self._is_grid or any(own != axes for own in lines):
             for line in (groups or {}).values():  # ranks may have other parameters, as of experts
                 is_zero = collectives.largest_of([is_zero], line)[0]
-        for flag, (name, _) in zip(flags, found, strict=True):
+        for flag, (name, *_) in zip(flags, found, strict=True):
             if not flag:
                 norms.refuse_zeros(name)
         if is_zero:
