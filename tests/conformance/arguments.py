@@ -123,7 +123,10 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"weight_norm": "floor", "weight_norm_floor": 0.5},
         {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
-    "Lion": ({"cautious_wd": True, "weight_decay": 0.1},),
+    "Lion": (
+        {"cautious_wd": True, "weight_decay": 0.1},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+    ),
     "Lamb": (
         {"eps": 1e-4},
         {"debias": "step", "weight_decay": 0.1},
@@ -241,7 +244,11 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
 }
 for _cls in derived.classes_without({getattr(oxidion, name)._ALGORITHM for name in OWN}):
     _name = _cls.__name__
-    OWN[_name] = ({"cautious_wd": True, "weight_decay": 0.1}, *(keys for _, keys in derived.settings(_cls)))
+    OWN[_name] = (
+        {"cautious_wd": True, "weight_decay": 0.1},
+        *({"weight_norm": rule, "weight_norm_floor": 0.5} for rule in ("floor",) if _cls._LEAVES_UPDATE),
+        *(keys for _, keys in derived.settings(_cls)),
+    )
     LEAST[_name], BAD[_name] = {}, derived.bad(_cls)
 BAD_ANYWHERE: tuple[tuple[str, object], ...] = (
     ("lr", -1.0),
