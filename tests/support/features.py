@@ -16,7 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "SOAP": {"precondition_frequency": 2},
 }
 """One class of each kind, with arguments that make a short run show what they do."""
-NORMED = ("AdamW", "Lion", "Muon", "Dion", "SOAP")
+NORMED = ("AdamW", "Muon", "Dion", "SOAP")
 CODED = ("AdamW", "Lamb", "Muon", "GaLoreAdamW", "SOAP")
 
 
