@@ -81,3 +81,19 @@ def test_kernels_are_called_by_their_declarations() -> None:
         if re.search(r"Pass::new\(", rust_code(file.read_text())) and file.name not in {"declare.rs"}
     ]
     assert not wrong
+
+
+def test_formula_of_the_page_is_the_one_that_is_written_and_run() -> None:
+    """Less names, attributes and descriptions of fields: the template is compiled and stepped by a test."""
+    page = (
+        (ROOT / "docs" / "adding-an-optimizer.md").read_text().partition("```rust\n")[2].partition("```")[0]
+    )
+    template = (ROOT / ".ci" / "optimizer" / "update.rs").read_text()
+    template = template.replace("RustType", "Sgd").replace("optimizer_name", "sgd")
+
+    def code(text: str) -> list[str]:
+        lines = map(str.strip, text.partition("operation! {")[2].splitlines())
+        return [line for line in lines if line and not line.startswith(("//", "#", "pub(in crate"))]
+
+    assert len(code(page)) > 20
+    assert code(page) == code(template)
