@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import json
 import os
 import signal
@@ -207,6 +208,8 @@ class Output:
     def __init__(self) -> None:
         """Opens the pipe."""
         self._read, self.write = os.pipe()
+        with suppress(OSError):  # a part that prints much would wait for the next look at its output
+            fcntl.fcntl(self.write, fcntl.F_SETPIPE_SZ, LOG_OF_A_PART)
         os.set_blocking(self._read, False)
         self._head, self._tail, self._dropped = b"", b"", 0
 
