@@ -341,25 +341,27 @@ def bars_of_products(results: Results) -> list[Bar]:
 # --- muon ----------------------------------------------------------------------------------------
 
 TORCH_MUON = "torch.optim.Muon"
-BY_LIBTORCH, KERNELS = (
+BY_LIBTORCH, OTHERS = (
     "oxidion.Muon libtorch",
-    ("oxidion.Muon mma", "oxidion.Muon float16 gram", "oxidion.Muon wgmma"),
+    ("oxidion.Muon libtorch bfloat16", "oxidion.Muon mma", "oxidion.Muon bfloat16", "oxidion.Muon wgmma"),
 )
+"""Contenders: in float16, by the Gram form where matrices are long, or in bfloat16 by the standard form."""
 
 
 def muon(given: Given) -> list[Item]:
     """Ours by libtorch and by each kernel, every one in a process of its own, against torch's."""
     muon_of_torch = contenders(MUON, compiled=False)[2]
     timing = Timing(given.samples, is_singular=True)
-    gram = {"orth_method": "gram", "orth_dtype": "float16"}
+    bfloat16 = {"orth_dtype": "bfloat16"}
     groups: list[tuple[list[Contender], dict[str, str]]] = [
         ([ours("Muon libtorch", "Muon", MUON, nesterov=True), muon_of_torch], LIBTORCH),
+        ([ours("Muon libtorch bfloat16", "Muon", MUON, nesterov=True, **bfloat16)], LIBTORCH),
         ([ours("Muon mma", "Muon", MUON, nesterov=True)], RULE),
-        ([ours("Muon float16 gram", "Muon", MUON, nesterov=True, **gram)], RULE),
+        ([ours("Muon bfloat16", "Muon", MUON, nesterov=True, **bfloat16)], RULE),
         ([ours("Muon wgmma", "Muon", MUON, nesterov=True)], WGMMA),
     ]
     if os.environ.get("OXIDION_CUDA") == "libtorch":  # kernels have failed
-        del groups[3], groups[1]
+        del groups[2:]
     found = []
     for entries, variables in groups:
         own: dict[str, Any] = {"group": entries[0].name, "variables": variables}
@@ -390,14 +392,14 @@ def bars_of_muon(results: Results) -> list[Bar]:
     found = []
     for name in MATRICES:
         base = results.seconds(name, MUON, TORCH_MUON)
-        own = {entry: results.seconds(name, MUON, entry) for entry in (BY_LIBTORCH, *KERNELS)}
+        own = {entry: results.seconds(name, MUON, entry) for entry in (BY_LIBTORCH, *OTHERS)}
         known = {entry: seconds for entry, seconds in own.items() if seconds == seconds}
         if base == base and BY_LIBTORCH in known:
             found.append(Bar(f"{name} torch over libtorch", base / known[BY_LIBTORCH], 1.0))
         if base == base and len(known) > 1:
             found.append(Bar(f"{name} torch over best", base / min(known.values()), 1.2))
     for name in MATRICES:
-        for entry in (TORCH_MUON, BY_LIBTORCH, *KERNELS):
+        for entry in (TORCH_MUON, BY_LIBTORCH, *OTHERS):
             if quality := results.row(name, MUON, entry).get("quality"):
                 most = math.inf if entry == TORCH_MUON else MOST_SINGULAR
                 sigma = quality["sigma_max"]
@@ -435,7 +437,8 @@ def _dion(given: Given, name: str, fraction: float, precision: str, *, is_race: 
     timing = Timing(given.samples if is_race else 2, precision=PRECISIONS[precision])
     family = dion_family(fraction, precision)
     theirs = Contender("dion.Dion eager", PEER, family, of_class("dion", "Dion", rank_fraction=fraction))
-    entries = [ours("Dion", "Dion", family, rank_fraction=fraction), *([theirs] if is_race else [])]
+    own = {"rank_fraction": fraction, "orth_dtype": precision.lower()}
+    entries = [ours("Dion", "Dion", family, **own), *([theirs] if is_race else [])]
     return given.race(name, entries, timing, family=family, group="races" if is_race else "sweep")
 
 
@@ -462,12 +465,12 @@ def bars_of_dion(results: Results) -> list[Bar]:
 
 
 def published(given: Given) -> list[Item]:
-    """The classes whose times were published, and the same in the Gram form of float16."""
+    """The classes whose times were published, and the same in bfloat16."""
     found: list[Item] = []
-    for gram in ({}, {"orth_method": "gram", "orth_dtype": "float16"}):
+    for narrow in ({}, {"orth_dtype": "bfloat16"}):
         for cls in PUBLISHED:
             own = {} if cls == "NorMuon" else {"fraction": 1 / 2}
-            entry = ours(f"{cls}{' float16 gram' if gram else ''}", cls, cls.lower(), **own, **gram)
+            entry = ours(f"{cls}{' bfloat16' if narrow else ''}", cls, cls.lower(), **own, **narrow)
             found += given.race("published-1b", [entry], group="published")
     return found
 

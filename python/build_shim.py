@@ -30,7 +30,8 @@ TORCH_SYS = "0.24.0"
 """Version of torch-sys whose functions have the arguments that the core passes."""
 HELPERS = ("of_carray_tensor", "device_of_int", "at_value_at_indexes")
 """Functions of torch-sys that those of the list call."""
-OURS = re.compile(r"oxidion_|thp_")
+OURS = re.compile(r"oxidion_|thp_|at_tensor_of_blob$")
+"""Functions of the core's own, and one of torch-sys that it defines anew."""
 
 
 def _load_compiler() -> ModuleType:

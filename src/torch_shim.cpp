@@ -19,10 +19,14 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+// From 2.9 on the precision of float32 products is a setting of each backend.
+#define OXIDION_HAS_PRECISIONS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9)
 
 #define OXIDION_PUBLIC extern "C" __attribute__((visibility("default")))
 
@@ -54,6 +58,19 @@ static thread_local char *torch_last_err = nullptr;
 OXIDION_PUBLIC const char *oxidion_shim_abi() { return OXIDION_SHIM_ABI; }
 
 OXIDION_PUBLIC const char *oxidion_torch_version() { return TORCH_VERSION; }
+
+/// A tensor over memory. torch-sys leaves the device to libtorch, which asks the driver whose the pointer is: about a
+/// microsecond for each, some hundred times in a step by libtorch.
+OXIDION_PUBLIC tensor at_tensor_of_blob(void *data, int64_t *dims, size_t ndims, int64_t *strides, size_t nstrides,
+                                        int type, int device) {
+  PROTECT(const auto place = device_of_int(device);
+          const auto options = at::TensorOptions().device(place).dtype(at::ScalarType(type));
+          auto maker = at::for_blob(data, at::IntArrayRef(dims, ndims));
+          maker.options(options).target_device(place);
+          if (nstrides) maker.strides(at::IntArrayRef(strides, nstrides));
+          return new at::Tensor(maker.make_tensor());)
+  return nullptr;
+}
 
 /// A storage that is held, and the tensor that had it: what the core calls `Entry`.
 struct OxidionHeld {
@@ -197,6 +214,56 @@ OXIDION_PUBLIC bool oxidion_is_defined(const at::Tensor *t) noexcept { return t-
 OXIDION_PUBLIC bool oxidion_has_dispatch(const at::Tensor *t) noexcept { return at::impl::tensor_has_dispatch(*t); }
 
 OXIDION_PUBLIC void oxidion_bump_version(const at::Tensor *t) noexcept { t->unsafeGetTensorImpl()->bump_version(); }
+
+/// What `oxidion_products_as_before` is to undo.
+struct OxidionProducts {
+  std::unique_ptr<at::NoTF32Guard> exact;
+  bool had_none = false;
+};
+
+/// Has devices of CUDA multiply matrices of float32 in TF32, in the whole process, or not in TF32, on this thread; null where
+/// they do so already, where torch's settings contradict each other, and on ROCm.
+OXIDION_PUBLIC OxidionProducts *oxidion_products(bool tf32) noexcept {
+  try {
+    auto &context = at::globalContext();
+    if (!context.hasCUDA() || context.hasROCM())
+      return nullptr;
+    auto before = std::make_unique<OxidionProducts>();
+    if (!tf32) {
+      before->exact = std::make_unique<at::NoTF32Guard>();
+      return before.release();
+    }
+#if OXIDION_HAS_PRECISIONS
+    const auto now = context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+    before->had_none = now == at::Float32Precision::NONE;
+    if (now == at::Float32Precision::TF32 ||
+        context.float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST)
+      return nullptr;
+#else
+    if (context.allowTF32CuBLAS())
+      return nullptr;
+#endif
+    context.setAllowTF32CuBLAS(true);
+    return before.release();
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+OXIDION_PUBLIC void oxidion_products_as_before(OxidionProducts *before) noexcept {
+  try {
+    if (!before->exact) {
+      at::globalContext().setAllowTF32CuBLAS(false);
+#if OXIDION_HAS_PRECISIONS
+      if (before->had_none)
+        at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL,
+                                                at::Float32Precision::NONE);
+#endif
+    }
+  } catch (...) {
+  }
+  delete before;
+}
 
 #ifdef OXIDION_PAYLOAD
 // Python objects, without pybind11's header: it would tie the library to one version of Python.

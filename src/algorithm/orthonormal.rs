@@ -9,6 +9,7 @@ use super::stage::{StageIo, jobs, record};
 use super::{flops, wide_flops};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
+use crate::linalg::gram::unit_roundoff;
 use crate::linalg::orthogonality::{expected_orthogonality_error, orthogonality_error};
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
@@ -16,7 +17,7 @@ use crate::spec::{Block, Description, Hyper, Matrices, Options, ParamSpec, State
 use crate::tensor::{DType, product_dtype};
 
 /// Option keys, beside those of the matrices and of the orthonormalization.
-pub(super) const OPTIONS: [&str; 3] = ["adjust_lr", "orth_dtype", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 2] = ["adjust_lr", "momentum_dtype"];
 
 /// The scalars that all of them have, in this order. The second is the factor of the momentum.
 pub(super) const LR: usize = 0;
@@ -64,13 +65,14 @@ impl Orthonormal {
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
-            bfloat16: options.bfloat16_products || kernels::multiplies_bf16(),
+            bfloat16: options.matrix_units || kernels::multiplies_bf16(),
         })
     }
 
     /// The type in which matrices of a parameter are orthonormalized.
     pub(super) fn product(&self, param: DType) -> DType {
-        self.orth_dtype.unwrap_or_else(|| product_dtype(param, self.bfloat16))
+        let wanted = self.orth_dtype.unwrap_or_else(|| product_dtype(param, self.bfloat16));
+        self.orthonormalizer.given(wanted)
     }
 
     /// The program with memory for the orthonormalization of matrices `rows × cols` of units of this shape.
@@ -187,7 +189,7 @@ impl Orthonormal {
             view: self.view.phrase(p),
             lr_factor: blocks.first().map_or(1.0, |b| self.adjust.factor(self.view.fans(b.rows, b.cols))),
             rank: None,
-            products: Some(dtype),
+            roundoff: Some(unit_roundoff(dtype)),
             flops: whole_flops + flops(8 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops,
         }

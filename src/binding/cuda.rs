@@ -197,7 +197,7 @@ pub(super) fn symmetric_product_on_device(
         let add: Vec<(f64, &Tensor)> = addend.iter().map(|addend| (1.0, addend)).collect();
         match blocks {
             Some(blocks) => kernels::symmetric_product_by_groups(&out, [&a, &a], &add, blocks),
-            None => kernels::symmetric_product(&out, [&a, &a], &add, 1.0),
+            None => kernels::symmetric_product(&out, [&a, &a], &add, [1.0, 0.0]),
         }
     })
 }

@@ -54,10 +54,10 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
 /// Place of the parameters of a group without tensors, as of a simulated mesh: its key "device" tells.
 pub(super) fn place(group: &Bound<'_, PyDict>) -> PyResult<Place> {
     let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
-    let there = |number| Place { device: Device::Cuda(number), bfloat16: true, multiprocessors: 0 };
+    let there = |number| Place { device: Device::Cuda(number), matrix_units: true, multiprocessors: 0 };
     Ok(match device.as_deref().and_then(|device| device.strip_prefix("cuda")) {
         Some(number) => there(number.strip_prefix(':').and_then(|number| number.parse().ok()).unwrap_or(0)),
-        None if is_emulated() => Place { bfloat16: false, ..there(0) },
+        None if is_emulated() => Place { matrix_units: false, ..there(0) },
         None => Place::HOST,
     })
 }

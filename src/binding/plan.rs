@@ -123,7 +123,7 @@ fn inputs(
             let frozen = !object.getattr("requires_grad")?.extract::<bool>()? && grad.is_none();
             let device = Device::counted(&local).map_err(super::error::to_python)?;
             let multiprocessors = *sizes.entry(device).or_insert_with(|| multiprocessors(device));
-            let place = Place { device, bfloat16: local.device().is_cuda(), multiprocessors };
+            let place = Place { device, matrix_units: local.device().is_cuda(), multiprocessors };
             params.push(ParamInput { spec, layout, named: sharded, group: number, place, frozen, states });
         }
     }
@@ -385,7 +385,7 @@ impl PyPlan {
             row.set_item("transposed", planned.spec.transposed)?;
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
-            row.set_item("products", about.products.map(DType::name))?;
+            row.set_item("roundoff", about.roundoff)?;
             row.set_item("owner", owners.get(&planned.spec.index).map_or("local", String::as_str))?;
             row.set_item("route", routes.get(&planned.spec.index))?;
             row.set_item("state_bytes", planned.states.iter().map(LocalState::bytes).sum::<usize>())?;

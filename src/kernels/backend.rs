@@ -1,20 +1,20 @@
 //! The device that a thread works on: whether it does, how operations are computed there, and the learning rate that lies there.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-#[cfg(not(feature = "cuda"))]
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::cuda;
 #[cfg(feature = "cuda")]
 pub(super) use super::cuda::{scratch, scratch_mut};
-#[cfg(not(feature = "cuda"))]
 use crate::error::Result;
+use crate::tensor::{DType, FlatPtr, FlatView, is_emulated, work_on_emulated};
 #[cfg(not(feature = "cuda"))]
-use crate::tensor::{DType, Device, FlatViewMut};
-use crate::tensor::{FlatPtr, FlatView, work_on_emulated};
+use crate::tensor::{Device, FlatViewMut};
 
 /// Ways to compute on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,8 @@ thread_local! {
     static HERE: Cell<bool> = const { Cell::new(false) };
     /// The learning rate that is on the device.
     static RATE: Cell<Option<FlatPtr>> = const { Cell::new(None) };
+    /// True while products of float32 matrices are in TF32.
+    static TF32: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Mark of a thread that works on a device, until it is dropped.
@@ -114,6 +116,60 @@ impl Drop for Following {
     fn drop(&mut self) {
         RATE.set(self.outer);
     }
+}
+
+unsafe extern "C" {
+    /// Has devices of CUDA multiply matrices of float32 in TF32, or keeps them from it; returns what
+    /// `oxidion_products_as_before` is to undo, or null.
+    fn oxidion_products(tf32: bool) -> *mut c_void;
+    fn oxidion_products_as_before(before: *mut c_void);
+}
+
+/// Guard of libtorch's products of float32 matrices on a device, until it is dropped: in TF32, with operands of 11 bits,
+/// whatever torch is set to; or not. On an emulated device the operands are rounded.
+#[derive(Debug)]
+pub struct Products {
+    outer: bool,
+    before: *mut c_void,
+}
+
+impl Products {
+    /// The guard, which does nothing on the CPU.
+    #[must_use]
+    pub fn begin(tf32: bool) -> Self {
+        // SAFETY: it sets what torch has for products, and a number of this thread.
+        let before =
+            if on_device() && !is_emulated() { unsafe { oxidion_products(tf32) } } else { null_mut() };
+        Self { outer: TF32.replace(tf32 && on_device()), before }
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        TF32.set(self.outer);
+        if !self.before.is_null() {
+            // SAFETY: it was made on this thread, which a raw pointer does not leave, and is given back once.
+            unsafe { oxidion_products_as_before(self.before) }
+        }
+    }
+}
+
+/// The type whose bits the operands of products of matrices of this type have: float16 for float32 in TF32.
+pub(super) fn operands(dtype: DType) -> DType {
+    if dtype == DType::F32 && TF32.get() { DType::F16 } else { dtype }
+}
+
+/// An operand of a product as the device takes it: rounded on an emulated device where products are in TF32.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn operand(x: Tensor) -> Result<Tensor> {
+    const HALF: i64 = 1 << 12;
+    if !TF32.get() || !is_emulated() || x.f_kind()? != Kind::Float {
+        return Ok(x);
+    }
+    let bits = x.f_contiguous()?.f_view_dtype(Kind::Int)?.f_add_scalar(HALF)?.f_bitwise_and(-2 * HALF)?;
+    Ok(bits.f_view_dtype(Kind::Float)?)
 }
 
 /// The learning rate that is on the device, if there is one.

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::dependent::{Independent, ROUNDINGS, independent};
+use super::dependent::{Independent, ROUNDINGS, STORED_ROUNDINGS, independent};
 pub use super::dependent::{Rounding, Size};
 use super::qr::{QrMethod, Report, orthonormalize, rows};
 use super::views;
@@ -168,24 +168,29 @@ pub fn orthonormal_or_zero(
         return Ok(Report::default());
     }
     if kernels::has_orthonormal_columns()? {
-        kernels::frozen(|| on_device(p_bmr, method))?;
+        kernels::frozen(|| on_device(p_bmr, method, rounding.stored))?;
         return Ok(Report::default());
     }
     with_basis(p_bmr, method, sketch, Some(rounding))
 }
 
-/// [`orthonormal_or_zero`] where the host is told nothing of the matrices.
-fn on_device(p_bmr: &mut Tensor, method: QrMethod) -> Result<()> {
+/// [`orthonormal_or_zero`] where the host is told nothing of the matrices, which are products of one with this rounding.
+fn on_device(p_bmr: &mut Tensor, method: QrMethod, stored: f64) -> Result<()> {
     let (b, m, r) = p_bmr.size3()?;
     match p_bmr.f_kind()? {
         Kind::Float if m > r && method != QrMethod::Qr => {
             let shape = [b, m, r].map(|n| usize::try_from(n).unwrap_or(0));
             let twice = method == QrMethod::Cqr2;
-            return kernels::orthonormal_columns(&mut views::write(p_bmr)?, shape, twice);
+            return kernels::orthonormal_columns(
+                &mut views::write(p_bmr)?,
+                shape,
+                twice,
+                STORED_ROUNDINGS * stored,
+            );
         }
         Kind::Half | Kind::BFloat16 => {
             let mut wide = p_bmr.f_to_kind(Kind::Float)?;
-            on_device(&mut wide, method)?;
+            on_device(&mut wide, method, stored)?;
             p_bmr.f_copy_(&wide)?;
             return Ok(());
         }

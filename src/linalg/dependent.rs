@@ -11,7 +11,7 @@ use crate::tensor::to_i64;
 /// Multiple of its rounding at which a column has nothing of its own.
 pub(super) const ROUNDINGS: f64 = 8.0;
 /// The same of the average rounding of elements that are stored: of sums over a row of these little more is ever left.
-const STORED_ROUNDINGS: f64 = 2.0;
+pub(super) const STORED_ROUNDINGS: f64 = 2.0;
 /// Share of a bound below which an estimate from random signs is sure enough: one of 2e8 is as far off.
 const SURE: f64 = 1.0 / 16.0;
 

@@ -119,7 +119,8 @@ pub fn gram_newton_schulz(
     epsilon: f64,
     scratch: &mut Tensor,
 ) -> Result<()> {
-    Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None }.run(x_bmn, scratch)
+    let product = iteration::dtype_of(x_bmn)?;
+    Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None, product }.run(x_bmn, scratch)
 }
 
 #[cfg(test)]

@@ -45,11 +45,19 @@ pub(super) struct Iteration<'a> {
     pub(super) epsilon: f64,
     /// Sums of the squares of the elements, one float64 for each matrix, if they are known.
     pub(super) squares: Option<&'a [FlatView<'a>]>,
+    /// The type in which matrices are multiplied: theirs, or float16 of those in bfloat16.
+    pub(super) product: DType,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used.
 fn kernel_for(dtype: DType, [m, n]: [usize; 2]) -> Option<Kernel> {
     Kernel::of(dtype).filter(|&kernel| m.min(n) >= KERNEL_FROM || kernel.is_alone())
+}
+
+/// The element type of matrices.
+pub(super) fn dtype_of(x: &Tensor) -> Result<DType> {
+    let kind = x.f_kind()?;
+    DType::from_kind(kind).ok_or_else(|| Error::Internal(format!("an iteration on matrices of {kind:?}")))
 }
 
 /// Matrices that libtorch computes together.
@@ -118,8 +126,7 @@ impl Iteration<'_> {
             return Ok(());
         }
         let kind = x_bmn.f_kind()?;
-        let dtype = DType::from_kind(kind)
-            .ok_or_else(|| Error::Internal(format!("an iteration on matrices of {kind:?}")))?;
+        let dtype = self.product;
         let flat = scratch.size();
         let here = x_bmn.device() == Device::Cpu && !kernels::on_device();
         let in_gram_form = self.restarts.is_some();
@@ -128,9 +135,12 @@ impl Iteration<'_> {
         } else {
             elements_of_each(m, n, dtype, in_gram_form)
         };
-        if !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind {
+        let fits = DType::from_kind(kind)
+            .is_some_and(|stored| stored == dtype || [stored, dtype] == [DType::BF16, DType::F16]);
+        if !fits || !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind
+        {
             return Err(Error::Internal(format!(
-                "an iteration needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
+                "an iteration in {dtype:?} needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
             )));
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
@@ -141,7 +151,7 @@ impl Iteration<'_> {
             _ => {
                 let multiplications = to_usize(b * m * n * m.min(n)) * PRODUCTS;
                 let _alone = if here { OneThread::for_small(multiplications) } else { None };
-                self.by_library(x_bmn, dtype, scratch)
+                self.by_library(x_bmn, scratch)
             }
         }
     }
@@ -238,9 +248,10 @@ impl Iteration<'_> {
         ((room / each.max(1)).clamp(1, b), false)
     }
 
-    fn by_library(&self, x_bmn: &Tensor, dtype: DType, scratch: &Tensor) -> Result<()> {
+    fn by_library(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
         let (b, m, n) = x_bmn.size3()?;
-        let kind = dtype.kind();
+        let (dtype, kind) = (self.product, self.product.kind());
+        let scratch = &scratch.f_view_dtype(kind)?;
         // The guard reads a norm, and nobody waits for a device.
         let guarded =
             matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some() && !kernels::on_device();
@@ -249,42 +260,44 @@ impl Iteration<'_> {
         let (group, alone) = self.together([b, m, n], dtype, scratch);
         // Kernels of symmetric products want the short side's rows to be contiguous.
         let turned = m > n && has_symmetric_product(kind, n)?;
-        let compute = |iteration: &Iteration<'_>, part: &Tensor, home: Option<&mut Tensor>| -> Result<()> {
+        let compute = |iteration: &Iteration<'_>, part: &Tensor, home: &mut Tensor| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
             let mut products = Library::new(part, squares, scratch, alone)?;
             iteration.iterate(&mut products, &steps, start)?;
-            products.finish(home)
+            products.finish(home, turned)
         };
         for first in (0..b).step_by(to_usize(group).max(1)) {
             let g = group.min(b - first);
             let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
             let known = self.known_squares([first, g].map(to_usize))?;
             let divisor = Divisor { factor, epsilon: self.epsilon, start: scale, squares: known.as_ref() };
+            // The memory of the matrices, in the type of the products.
+            let mut inner = part_gmn.f_view_dtype(kind)?;
             if turned {
-                let part_gnm = part_gmn.f_view([g, n, m])?;
-                let mut to_gmn = part_gnm.f_transpose(1, 2)?;
-                normalize(&mut part_gmn, &mut to_gmn, true, divisor, scratch)?;
-                compute(self, &part_gnm, Some(&mut part_gmn))?;
-                continue;
+                inner = inner.f_view([g, n, m])?;
+                normalize(&part_gmn, &mut inner.f_transpose(1, 2)?, true, divisor, scratch)?;
+            } else {
+                normalize(&part_gmn, &mut inner, false, divisor, scratch)?;
             }
-            let mut to_gmn = part_gmn.f_alias()?;
-            normalize(&mut part_gmn, &mut to_gmn, false, divisor, scratch)?;
             if !guarded {
-                compute(self, &part_gmn, None)?;
+                compute(self, &inner, &mut part_gmn)?;
                 continue;
             }
             let last = scratch.numel().saturating_sub(to_usize(g * m * n));
             let last = i64::try_from(last).unwrap_or(0);
             let mut kept_gmn = scratch.f_narrow(0, last, g * m * n)?.f_view([g, m, n])?;
-            kept_gmn.f_copy_(&part_gmn)?;
-            compute(self, &part_gmn, None)?;
+            kept_gmn.f_copy_(&inner)?;
+            compute(self, &inner, &mut inner.f_alias()?)?;
             for i in 0..g {
-                let mut matrix_1mn = part_gmn.f_narrow(0, i, 1)?;
+                let mut matrix_1mn = inner.f_narrow(0, i, 1)?;
                 let norm = matrix_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
                 if exploded(norm, [m, n].map(to_usize)) {
                     matrix_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
-                    compute(&self.standard(), &matrix_1mn, None)?;
+                    compute(&self.standard(), &matrix_1mn, &mut matrix_1mn.f_alias()?)?;
                 }
+            }
+            if kind != part_gmn.f_kind()? {
+                part_gmn.f_copy_(&inner)?;
             }
         }
         Ok(())

@@ -6,7 +6,8 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::error::{Error, Result};
 use crate::kernels::{
-    self, Decay, Job, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
+    self, Decay, Job, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, operand,
+    stream,
 };
 use crate::tensor::{MatrixViewMut, Stack, stacked, stacked_mut};
 
@@ -171,6 +172,7 @@ fn in_stacks(products: &mut [ThinProduct<'_>]) -> Result<()> {
             let right = stacked(same.iter().map(|p| p.right.0))?;
             let left = if turned[0] { left.f_transpose(1, 2)? } else { left.f_alias()? };
             let right = if turned[1] { right.f_transpose(1, 2)? } else { right.f_alias()? };
+            let (left, right) = (operand(left)?, operand(right)?);
             let mut out = stacked_mut(same.iter_mut().map(|p| &mut p.out).collect())?;
             let _ = if keep == 0.0 { left.f_bmm_out(&out, &right)? } else { out.f_baddbmm_(&left, &right)? };
         }
@@ -201,6 +203,7 @@ fn by_library(product: &mut ThinProduct<'_>) -> Result<()> {
     let (left_turned, right_turned) = (turned(&left, product.left.1)?, turned(&right, product.right.1)?);
     let left = left_turned.as_ref().unwrap_or(&left);
     let right = right_turned.as_ref().unwrap_or(&right);
+    let (left, right) = (&operand(left.f_alias()?)?, &operand(right.f_alias()?)?);
     if product.keep == 0.0 {
         let _ = left.f_mm_out(&out, right)?;
         return Ok(());

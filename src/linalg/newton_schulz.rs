@@ -41,7 +41,8 @@ pub fn newton_schulz(
     epsilon: f64,
     scratch: &mut Tensor,
 ) -> Result<()> {
-    Iteration { polynomial, restarts: None, epsilon, squares: None }.run(x_bmn, scratch)
+    let product = iteration::dtype_of(x_bmn)?;
+    Iteration { polynomial, restarts: None, epsilon, squares: None, product }.run(x_bmn, scratch)
 }
 
 #[cfg(test)]

@@ -6,17 +6,24 @@ use super::coefficients::{
     NEWTON_SCHULZ, POLAR_EXPRESS, POLAR_EXPRESS_FAST, Polynomial, Preconditioner, by_name,
 };
 use super::gram::{self, require_positive, restarts, unit_roundoff};
-use super::iteration::{Iteration, elements_of_each};
+use super::iteration::{Iteration, dtype_of, elements_of_each};
 use super::newton_schulz;
 use super::polar::{self, polar_factor};
 use crate::error::{Error, Result};
-use crate::kernels::{frozen, on_device};
+use crate::kernels::frozen;
 use crate::spec::{Callback, Options};
 use crate::tensor::{DType, FlatView};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
-pub const OPTIONS: [&str; 6] =
-    ["newton_schulz_func", "ns_coefficients", "ns_steps", "orth_method", "orth_preset", "use_polar_express"];
+pub const OPTIONS: [&str; 7] = [
+    "newton_schulz_func",
+    "ns_coefficients",
+    "ns_steps",
+    "orth_dtype",
+    "orth_method",
+    "orth_preset",
+    "use_polar_express",
+];
 
 /// A user's function of a batch `[B, m, n]` and epsilon, which returns the orthonormalized batch. A [`Callback`] holds
 /// it for [`OPTIONS`]' `newton_schulz_func`.
@@ -35,6 +42,9 @@ const GRAM_FROM_FLOAT32: usize = 64;
 /// The Gram form is chosen where it takes at most this share of the work of the standard form. The time is at most 0.05
 /// above the share of work, and the same at a share of 0.95: measured on 1024 rows in float32 and bfloat16, one thread.
 const GRAM_SHARE: f64 = 0.9;
+/// The share on a device: from 1.5 times as many columns as rows. There the Gram form takes as many operations as the standard
+/// form where no symmetric product is halved, five steps with one restart each: `20 k² n + 10 k³` and `8 k² n + 28 k³`.
+const GRAM_SHARE_ON_DEVICE: f64 = 0.84;
 
 /// Way in which a polynomial is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -57,7 +67,14 @@ enum Kind {
 
 /// A way to replace matrices by (an approximation of) their polar factors.
 #[derive(Clone, Debug)]
-pub struct Orthonormalizer(Kind);
+pub struct Orthonormalizer {
+    kind: Kind,
+    /// True if matrices in bfloat16 are multiplied in float16. All numbers of an iteration are below 100, and three bits more
+    /// leave fewer spurious eigenvalues: the Gram form restarts once and needs no guard. In bfloat16 they arrive since a
+    /// momentum may be out of float16's range.
+    float16: bool,
+    on_device: bool,
+}
 
 impl Orthonormalizer {
     /// Orthonormalizer by a polynomial, evaluated in this form.
@@ -68,19 +85,20 @@ impl Orthonormalizer {
         if form == Form::Gram {
             require_positive(&polynomial.rows)?;
         }
-        Ok(Self(Kind::Iteration { polynomial, form }))
+        Ok(Self { kind: Kind::Iteration { polynomial, form }, float16: false, on_device: false })
     }
 
     /// Tests whether matrices are decomposed, for which the host waits for a device.
     #[must_use]
     pub fn decomposes(&self) -> bool {
-        matches!(self.0, Kind::Polar)
+        matches!(self.kind, Kind::Polar)
     }
 
     /// Reads the method that a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or
     /// "svd"); the polynomial is `ns_coefficients` (a name, one triple for every step, or triples) or, without, Polar
     /// Express or Newton–Schulz by `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is
-    /// [`POLAR_EXPRESS_FAST`].
+    /// [`POLAR_EXPRESS_FAST`]. Where `orth_dtype` is "float16", and on a device where it is "auto", matrices in
+    /// bfloat16 are multiplied in float16.
     ///
     /// # Errors
     /// [`Error::Value`] for values of the wrong kind.
@@ -126,25 +144,48 @@ impl Orthonormalizer {
                 )));
             }
         };
-        if let Some(function) = options.callback("newton_schulz_func")? {
-            return Ok(Self(Kind::Function(function.clone())));
-        }
-        form.map_or(Ok(Self(Kind::Polar)), |form| Self::iteration(polynomial, form))
+        let on_device = options.on_device;
+        let float16 = match options.dtype("orth_dtype")? {
+            None => on_device,
+            Some(dtype) => dtype == DType::F16,
+        };
+        let kind = match (options.callback("newton_schulz_func")?, form) {
+            (Some(function), _) => Kind::Function(function.clone()),
+            (None, Some(form)) => Self::iteration(polynomial, form)?.kind,
+            (None, None) => Kind::Polar,
+        };
+        Ok(Self { kind, float16, on_device })
     }
 
-    /// Restarts of the Gram form, if matrices of this shape and dtype are computed in it.
+    /// The type in which matrices are given that the user wants to be orthonormalized in `dtype`: bfloat16 for float16,
+    /// which a momentum may overflow, but for a function of the user.
+    #[must_use]
+    pub fn given(&self, dtype: DType) -> DType {
+        let is_function = matches!(self.kind, Kind::Function(_));
+        if dtype == DType::F16 && !is_function { DType::BF16 } else { dtype }
+    }
+
+    /// The type in which matrices of this type are multiplied.
+    fn product(&self, dtype: DType) -> DType {
+        if dtype == DType::BF16 && self.float16 { DType::F16 } else { dtype }
+    }
+
+    /// Restarts of the Gram form, if matrices of this shape are multiplied in it in this dtype.
     fn gram_restarts(&self, rows: usize, cols: usize, dtype: DType) -> Option<Vec<usize>> {
-        let Kind::Iteration { polynomial, form } = &self.0 else { return None };
+        let Kind::Iteration { polynomial, form } = &self.kind else { return None };
         let positive = polynomial.rows.iter().all(|row| row[0] > 0.0);
         let least = if dtype == DType::F32 { GRAM_FROM_FLOAT32 } else { GRAM_FROM };
         match form {
             Form::Standard => None,
             Form::Auto if !positive || rows.min(cols) < least => None,
+            // In bfloat16 it needs the guard, and nobody waits for a device to see a norm.
+            Form::Auto if self.on_device && dtype == DType::BF16 => None,
             _ => {
                 let found = restarts(&polynomial.rows, unit_roundoff(dtype));
                 let [gram, standard] = [Some(&*found), None].map(|form| work(polynomial, form, rows, cols));
                 let share = gram / standard.max(1.0);
-                (*form == Form::Gram || share <= GRAM_SHARE).then_some(found)
+                let most = if self.on_device { GRAM_SHARE_ON_DEVICE } else { GRAM_SHARE };
+                (*form == Form::Gram || share <= most).then_some(found)
             }
         }
     }
@@ -159,7 +200,8 @@ impl Orthonormalizer {
         let size =
             |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
         let (m, n) = (size(rows)?, size(cols)?);
-        let elements = match (&self.0, self.gram_restarts(rows, cols, dtype)) {
+        let dtype = self.product(dtype);
+        let elements = match (&self.kind, self.gram_restarts(rows, cols, dtype)) {
             (Kind::Iteration { .. }, found) if batched => elements_of_each(m, n, dtype, found.is_some()),
             (Kind::Iteration { .. }, None) => newton_schulz::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Iteration { .. }, Some(_)) => gram::scratch_elements(ANY_COUNT, m, n, dtype),
@@ -203,26 +245,24 @@ impl Orthonormalizer {
         squares: Option<&[FlatView<'_>]>,
         scratch: &mut Tensor,
     ) -> Result<()> {
-        match &self.0 {
+        match &self.kind {
             Kind::Polar => polar_factor(x_bmn),
             Kind::Function(callback) => call(callback, x_bmn, epsilon),
-            Kind::Iteration { polynomial, form } => {
+            Kind::Iteration { polynomial, .. } => {
                 let (_, m, n) = x_bmn.size3()?;
                 let side = |n: i64| usize::try_from(n).unwrap_or(0);
-                let dtype = DType::from_kind(x_bmn.f_kind()?)
-                    .ok_or_else(|| Error::Internal("no floating-point batch".into()))?;
-                // The Gram form of bfloat16 matrices needs the guard, which devices do not have.
-                let unguarded = *form == Form::Auto && dtype == DType::BF16 && on_device();
-                let restarts = self.gram_restarts(side(m), side(n), dtype).filter(|_| !unguarded);
-                Iteration { polynomial, restarts: restarts.as_deref(), epsilon, squares }.run(x_bmn, scratch)
+                let product = self.product(dtype_of(x_bmn)?);
+                let restarts = self.gram_restarts(side(m), side(n), product);
+                Iteration { polynomial, restarts: restarts.as_deref(), epsilon, squares, product }
+                    .run(x_bmn, scratch)
             }
         }
     }
 
-    /// Floating-point operations for one matrix, full products; 0 for a user's function.
+    /// Floating-point operations for one matrix that is given in this type, full products; 0 for a user's function.
     #[must_use]
     pub fn flops(&self, rows: usize, cols: usize, dtype: DType) -> u128 {
-        match (&self.0, self.gram_restarts(rows, cols, dtype)) {
+        match (&self.kind, self.gram_restarts(rows, cols, self.product(dtype))) {
             (Kind::Iteration { polynomial, .. }, None) => standard_flops(polynomial, rows, cols),
             (Kind::Iteration { polynomial, .. }, Some(found)) => gram_flops(polynomial, &found, rows, cols),
             (Kind::Polar, _) => polar::flops(rows, cols),

@@ -39,10 +39,9 @@ fn relative(a: &Tensor, b: &Tensor) -> f64 {
 #[test]
 fn options_choose_the_method() {
     let built = |entries: &[(&str, OptionValue)]| {
-        Orthonormalizer::from_options(&options(entries)).map(|o| format!("{o:?}"))
+        Orthonormalizer::from_options(&options(entries)).map(|o| format!("{:?}", o.kind))
     };
-    let iteration =
-        |p: &str, form: &str| format!("Orthonormalizer(Iteration {{ polynomial: {p}, form: {form} }})");
+    let iteration = |p: &str, form: &str| format!("Iteration {{ polynomial: {p}, form: {form} }}");
     assert_eq!(built(&[]).unwrap(), iteration("polar_express", "Auto"));
     let schulz = ("use_polar_express", OptionValue::Bool(false));
     assert_eq!(built(std::slice::from_ref(&schulz)).unwrap(), iteration("newton_schulz", "Auto"));
@@ -64,7 +63,7 @@ fn options_choose_the_method() {
         assert_eq!(built(&[one.clone(), two.clone(), standard.clone()]).unwrap(), expected(2));
         assert_eq!(built(&[one, ("ns_steps", OptionValue::Int(7)), standard.clone()]).unwrap(), expected(7));
     }
-    assert_eq!(built(&[("orth_method", word("svd"))]).unwrap(), "Orthonormalizer(Polar)");
+    assert_eq!(built(&[("orth_method", word("svd"))]).unwrap(), "Polar");
 
     for (bad, says) in [
         (("orth_method", word("qr")), "orth_method must be one of"),
@@ -124,6 +123,56 @@ fn auto_takes_the_gram_form_for_long_matrices() {
 }
 
 #[test]
+fn devices_multiply_in_float16_unless_told_otherwise() {
+    let of = |on_device: bool, name: &str, method: &str| {
+        let mut options = options(&[("orth_dtype", word(name)), ("orth_method", word(method))]);
+        options.on_device = on_device;
+        Orthonormalizer::from_options(&options).unwrap()
+    };
+    let forms = |o: &Orthonormalizer, cols: usize| o.gram_restarts(1024, cols, o.product(DType::BF16));
+    for (on_device, name, dtype) in [
+        (true, "auto", DType::F16),
+        (true, "bfloat16", DType::BF16),
+        (true, "float16", DType::F16),
+        (false, "auto", DType::BF16),
+        (false, "float16", DType::F16),
+    ] {
+        let made = of(on_device, name, "auto");
+        assert_eq!(made.product(DType::BF16), dtype, "{on_device} {name}");
+        assert_eq!(made.given(DType::F16), DType::BF16);
+        for dtype in [DType::F16, DType::F32, DType::F64] {
+            assert_eq!(made.product(dtype), dtype);
+        }
+    }
+    // The Gram form from 1.5 times as many columns on, with one restart; in bfloat16 only where it is asked for.
+    let auto = of(true, "auto", "auto");
+    assert_eq!(forms(&auto, 1536), Some(vec![2]));
+    assert_eq!(forms(&auto, 1500), None);
+    assert_eq!(forms(&of(true, "bfloat16", "auto"), 4096), None);
+    assert_eq!(forms(&of(true, "bfloat16", "gram"), 4096), Some(vec![1, 3]));
+    assert_eq!(forms(&of(false, "float16", "auto"), 1400), Some(vec![2]));
+}
+
+#[test]
+fn matrices_in_bfloat16_are_multiplied_in_float16() {
+    for method in ["standard", "gram"] {
+        let of = |name| {
+            let entries = [("orth_dtype", word(name)), ("orth_method", word(method))];
+            Orthonormalizer::from_options(&options(&entries)).unwrap()
+        };
+        for (b, m, n, scale) in [(3, 40, 90, 1e-5), (3, 90, 40, 1e30), (1, 300, 500, 1.0), (2, 6, 5, 1.0)] {
+            let x = (random(&[b, m, n]) * scale).to_kind(Element::BFloat16);
+            let exact = run(&of("float64"), &x.to_kind(Element::Double)).unwrap();
+            let [narrow, out] = ["bfloat16", "float16"].map(|name| run(&of(name), &x).unwrap());
+            assert_eq!(out.kind(), Element::BFloat16);
+            let [rounded, found] = [&narrow, &out].map(|x| relative(x, &exact));
+            let most = if method == "gram" { 0.05 } else { rounded };
+            assert!(found < most, "{method} {m}x{n}: {found}, in bfloat16 {rounded}");
+        }
+    }
+}
+
+#[test]
 fn every_form_gives_the_same_matrix() {
     // 256 x 700 is computed in the Gram form by "auto".
     for (b, m, n) in [(1, 256, 700), (1, 700, 256), (3, 7, 12), (2, 1, 9)] {
@@ -138,7 +187,7 @@ fn every_form_gives_the_same_matrix() {
 
 #[test]
 fn polar_factor_is_exact_for_any_scale_and_rank() {
-    let polar = Orthonormalizer(Kind::Polar);
+    let polar = Orthonormalizer { kind: Kind::Polar, float16: false, on_device: false };
     for (kind, tolerance) in [(Element::Double, 1e-13), (Element::Float, 1e-5), (Element::BFloat16, 1e-2)] {
         // Q of a QR times a symmetric positive matrix has Q as its polar factor.
         let q = Tensor::linalg_qr(&random(&[2, 12, 5]), "reduced").0;
@@ -172,7 +221,7 @@ fn function_of_the_user_goes_first_and_is_checked() {
     let x = random(&[2, 3, 4]);
     let scaled = with(Box::new(|x, epsilon| Ok(x * (2.0 + epsilon))));
     assert!(relative(&run(&scaled, &x).unwrap(), &(&x * 2.0)) < 1e-8);
-    assert_eq!(format!("{scaled:?}"), "Orthonormalizer(Function(module.function))");
+    assert_eq!(format!("{:?}", scaled.kind), "Function(module.function)");
     let wider = with(Box::new(|x, _| Ok(x.to_kind(Element::Float))));
     assert_eq!(run(&wider, &x).unwrap().kind(), Element::Double);
     let narrow = with(Box::new(|x, _| Ok(x.narrow(2, 0, 3))));

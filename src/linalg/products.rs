@@ -12,6 +12,19 @@ pub(super) trait Products {
     fn multiply(&mut self, out: usize, operands: [usize; 2], add: &[(f64, usize)], factor: f64)
     -> Result<()>;
 
+    /// [`multiply`](Self::multiply), and `X <- (keep I + S[out]) X` with what it gives.
+    fn multiply_and_apply(
+        &mut self,
+        out: usize,
+        operands: [usize; 2],
+        add: &[(f64, usize)],
+        factor: f64,
+        keep: f64,
+    ) -> Result<()> {
+        self.multiply(out, operands, add, factor)?;
+        self.apply(out, keep, 1.0)
+    }
+
     /// `S[out] <- keep S[out] + factor S[a]`; what is there is not read where `keep` is zero.
     fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()>;
 

@@ -41,11 +41,11 @@ pub(super) fn iterate(products: &mut impl Products, steps: &[Step], by: Option<f
     for (i, step) in steps.iter().enumerate() {
         if let Some(by) = by.filter(|_| i == 0) {
             quadratic_of_both(products, step, step.gamma, by)?;
+            products.apply(1, step.linear, 1.0)?;
         } else {
             products.gram(0)?;
-            quadratic(products, step, step.gamma)?;
+            quadratic_and_apply(products, step, step.gamma, step.linear)?;
         }
-        products.apply(1, step.linear, 1.0)?;
     }
     Ok(())
 }
@@ -57,6 +57,15 @@ fn quadratic(products: &mut impl Products, step: &Step, gamma: f64) -> Result<()
     } else {
         products.combine(1, 0.0, 0, gamma * step.ratio)
     }
+}
+
+/// `quadratic`, and `X <- (keep I + S[1]) X`.
+fn quadratic_and_apply(products: &mut impl Products, step: &Step, gamma: f64, keep: f64) -> Result<()> {
+    if step.square {
+        return products.multiply_and_apply(1, [0, 0], &[(step.ratio, 0)], gamma, keep);
+    }
+    quadratic(products, step, gamma)?;
+    products.apply(1, keep, 1.0)
 }
 
 /// `quadratic` where `S[1] = S[0]²` is there already, for `by² S[0]`.
@@ -83,35 +92,41 @@ pub(super) fn iterate_gram(
         let gamma = step.gamma / step.linear;
         // What the Gram matrix is still to be multiplied by.
         let mut scale = 1.0;
+        linear *= step.linear;
+        let keep = if last { std::mem::replace(&mut linear, 1.0) } else { linear };
         if let Some(by) = by.filter(|_| i == 0) {
             quadratic_of_both(products, step, gamma, by)?;
             scale = by * by;
+            if last {
+                products.apply(Z, keep, keep)?;
+                continue;
+            }
         } else {
             if fresh {
                 products.gram(G)?;
             }
+            if fresh && last {
+                quadratic_and_apply(products, step, keep * gamma, keep)?;
+                continue;
+            }
             quadratic(products, step, gamma)?;
         }
-        linear *= step.linear;
         if !last {
             // G <- l² (I + Z) G (I + Z).
             products.multiply(free, [G, Z], &[(1.0, G)], scale)?;
             products.multiply(G, [free, Z], &[(1.0, free)], step.linear * step.linear)?;
         }
-        if fresh && last {
-            products.apply(Z, linear, linear)?;
-        } else if fresh {
+        if fresh {
             products.combine(product, 0.0, Z, 1.0)?;
-        } else {
-            products.multiply(free, [product, Z], &[(1.0, product), (1.0, Z)], 1.0)?;
-            std::mem::swap(&mut product, &mut free);
+            continue;
         }
+        let sum = [(1.0, product), (1.0, Z)];
         if last {
-            if !fresh {
-                products.apply(product, linear, linear)?;
-            }
-            linear = 1.0;
+            products.multiply_and_apply(free, [product, Z], &sum, keep, keep)?;
+        } else {
+            products.multiply(free, [product, Z], &sum, 1.0)?;
         }
+        std::mem::swap(&mut product, &mut free);
     }
     Ok(())
 }

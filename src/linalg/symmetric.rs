@@ -41,19 +41,19 @@ impl Symmetric {
 
     /// `out <- W Wᵀ`, exactly symmetric when there are strips. `free` is overwritten.
     pub(super) fn gram(&self, out: &mut Tensor, w: &Tensor, free: &Tensor) -> Result<()> {
-        if symmetric_product(out, [w, w], &[], 1.0)? {
+        if symmetric_product(out, [w, w], &[], [1.0, 0.0])? {
             return Ok(());
         }
         if self.strips == 1 {
-            let w_t = w.f_transpose(-2, -1)?;
-            let _ = if out.dim() == 2 { w.f_mm_out(out, &w_t)? } else { w.f_bmm_out(out, &w_t)? };
-            return Ok(());
+            return product(out, w, &w.f_transpose(-2, -1)?);
         }
         for (low, high) in self.bounds() {
-            let strip = block(out, low, high, 0, high)?;
-            let _ = w
-                .f_narrow(0, low, high - low)?
-                .f_mm_out(&strip, &w.f_narrow(0, 0, high)?.f_transpose(0, 1)?)?;
+            let mut strip = block(out, low, high, 0, high)?;
+            product(
+                &mut strip,
+                &w.f_narrow(0, low, high - low)?,
+                &w.f_narrow(0, 0, high)?.f_transpose(0, 1)?,
+            )?;
             reflect(out, low, high, free)?;
         }
         Ok(())
@@ -66,15 +66,37 @@ impl Symmetric {
         }
         for (low, high) in self.bounds() {
             let mut strip = block(out, low, high, 0, high)?;
-            let _ = strip.f_addmm_(&a.f_narrow(0, low, high - low)?, &b.f_narrow(1, 0, high)?)?;
+            accumulate(&mut strip, &a.f_narrow(0, low, high - low)?, &b.f_narrow(1, 0, high)?)?;
             reflect(out, low, high, free)?;
         }
         Ok(())
     }
 }
 
+/// `out <- a b` for matrices or batches.
+pub(super) fn product(out: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    if is_slow(out)? {
+        out.f_copy_(&a.f_to_kind(Kind::Float)?.f_matmul(&b.f_to_kind(Kind::Float)?)?)?;
+        return Ok(());
+    }
+    let _ = if out.dim() == 2 { a.f_mm_out(out, b)? } else { a.f_bmm_out(out, b)? };
+    Ok(())
+}
+
+/// Tests whether libtorch would multiply matrices of this type here by single numbers: float16 on CPUs. As float32 they are
+/// multiplied a hundred times as fast, with the same rounding.
+fn is_slow(x: &Tensor) -> Result<bool> {
+    Ok(x.device() == Device::Cpu && x.f_kind()? == Kind::Half)
+}
+
 /// `out <- out + a b` for matrices or batches.
 pub(super) fn accumulate(out: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    if is_slow(out)? {
+        let mut wide = out.f_to_kind(Kind::Float)?;
+        accumulate(&mut wide, &a.f_to_kind(Kind::Float)?, &b.f_to_kind(Kind::Float)?)?;
+        out.f_copy_(&wide)?;
+        return Ok(());
+    }
     let _ = if out.dim() == 2 { out.f_addmm_(a, b)? } else { out.f_baddbmm_(a, b)? };
     Ok(())
 }

@@ -58,7 +58,8 @@ impl GroupSpec {
     /// Structural settings of the group's parameters at a place.
     fn options_at(&self, place: Place) -> Options {
         let mut options = self.options.clone();
-        options.bfloat16_products = place.device != Device::Cpu && place.bfloat16;
+        options.on_device = place.device != Device::Cpu;
+        options.matrix_units = options.on_device && place.matrix_units;
         options
     }
 }
@@ -68,15 +69,15 @@ impl GroupSpec {
 pub struct Place {
     /// The device.
     pub device: Device,
-    /// True if that is no CPU, and multiplies matrices of bfloat16 the fastest.
-    pub bfloat16: bool,
+    /// True if that is no CPU and has matrix units, which multiply narrow types the fastest.
+    pub matrix_units: bool,
     /// Multiprocessors of a device, 0 if that is not known.
     pub multiprocessors: usize,
 }
 
 impl Place {
     /// The CPU.
-    pub const HOST: Self = Self { device: Device::Cpu, bfloat16: false, multiprocessors: 0 };
+    pub const HOST: Self = Self { device: Device::Cpu, matrix_units: false, multiprocessors: 0 };
 }
 
 /// Facts about a parameter that the plan needs.

@@ -404,7 +404,7 @@ fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
         }
         let mut params = inputs(&[(vec![8, 6], 0, false)]);
         params[0].spec.dtype = dtype;
-        params[0].place = Place { device: Device::Cuda(0), bfloat16: true, multiprocessors: 0 };
+        params[0].place = Place { device: Device::Cuda(0), matrix_units: true, multiprocessors: 0 };
         Plan::build(params, &[group]).unwrap().buckets[0].program.buffers[0].dtype
     };
     assert_eq!(product(DType::F32, None), DType::BF16);

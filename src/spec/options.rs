@@ -69,8 +69,10 @@ impl PartialEq for Callback {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     values: BTreeMap<String, OptionValue>,
-    /// True if bfloat16 matrices are the fastest to multiply on the parameters' device. No key of a group.
-    pub bfloat16_products: bool,
+    /// True if the parameters are on a device with matrix units, which multiply narrow types the fastest. No key of a group.
+    pub matrix_units: bool,
+    /// True if the parameters are on no CPU. No key of a group.
+    pub on_device: bool,
 }
 
 impl Options {

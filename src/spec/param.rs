@@ -90,8 +90,8 @@ pub struct Description {
     pub lr_factor: f64,
     /// Rank of the update, where it is bounded by a hyper-parameter.
     pub rank: Option<usize>,
-    /// Type of the products of matrices, where it is a setting.
-    pub products: Option<DType>,
+    /// Largest relative error of rounding an operand of the products of matrices, where their type is a setting.
+    pub roundoff: Option<f64>,
     /// Floating-point operations of one step.
     pub flops: f64,
     /// Floating-point operations of one step that need whole matrices.

@@ -114,7 +114,7 @@ def test_kernels_of_the_emulated_device_are_timed(environment: Environment, tmp_
     rows = found["races"][0]["contenders"]
     states = {name: row.get("kernels", {}).get("symmetric_mma.cu", "") for name, row in rows.items()}
     assert states["oxidion.Muon libtorch"].startswith("libtorch")
-    assert {states[f"oxidion.Muon {way}"] for way in ("mma", "wgmma", "float16 gram")} == {"kernels"}
+    assert {states[f"oxidion.Muon {way}"] for way in ("mma", "wgmma", "bfloat16")} == {"kernels"}
     assert all(1 < row["quality"]["sigma_max"] < 1.2 for row in rows.values())
 
 

@@ -225,9 +225,7 @@ def verify(optimizer: Stepper) -> Table:
             entry["start"], entry["reference"], entry["rounded"] = (
                 _weight(twin, param).double().cpu() for _ in range(3)
             )
-            products = _roundoff(
-                row["products"] or ("float64" if param.dtype == torch.float64 else "float32")
-            )
+            products = row["roundoff"] or _roundoff("float64" if param.dtype == torch.float64 else "float32")
             rounded = {key: _disturbed(value, products) for key, value in state.items()}
             _reference_step(row, entry["rounded"], _disturbed(grad, products), rounded, settings)
             _reference_step(row, entry["reference"], grad, state, settings)

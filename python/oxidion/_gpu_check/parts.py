@@ -141,13 +141,19 @@ KERNELS: dict[str, Setting] = {
     "symmetric_mma.cu Muon": Setting(
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((136, 144),), bar=4 * ROUNDED, wide=LARGE
     ),
+    "symmetric_mma.cu Muon in float16": Setting(
+        "Muon", {"orth_dtype": "float16"}, shapes=((136, 144), (240, 136)), bar=4 * ROUNDED, wide=LARGE
+    ),
+    "symmetric_wgmma.cu Muon in float16": Setting(
+        "Muon", {"orth_dtype": "float16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
+    ),
     "symmetric_wgmma.cu Muon": Setting(
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
     ),
     "sums.cu totals.cu MuonH": Setting("Muon", _HELD, shapes=SMALL, bar=1e-3),
     "sums.cu totals.cu AdamW of held norms": Setting("AdamW", _SPHERE, shapes=SMALL, bar=1e-3),
     "sums.cu totals.cu Dion of held norms": Setting(
-        "Dion", {"rank_fraction": 0.25, **_SPHERE}, shapes=SMALL, bar=1e-3
+        "Dion", {"rank_fraction": 0.25, **_FLOAT32, **_SPHERE}, shapes=SMALL, bar=1e-3
     ),
     "sums.cu totals.cu Dion2 of held norms": Setting("Dion2", _HELD, shapes=SMALL, bar=1e-3),
     "sums.cu totals.cu SOAP of held norms": Setting("SOAP", _SPHERE, shapes=SMALL, bar=1e-2, waits=True),
@@ -156,10 +162,15 @@ KERNELS: dict[str, Setting] = {
     ),
     "symmetric_wgmma.cu products": GROUPED,
     "select.cu Dion2": Setting("Dion2", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
-    "gram.cu cholesky.cu Dion": Setting("Dion", {"rank_fraction": 0.25}, shapes=MATRICES, bar=1e-3),
+    "gram.cu cholesky.cu Dion": Setting(
+        "Dion", {"rank_fraction": 0.25, **_FLOAT32}, shapes=MATRICES, bar=1e-3
+    ),
+    "gram.cu cholesky.cu Dion in TF32": Setting(
+        "Dion", {"rank_fraction": 0.25, "orth_dtype": "tf32"}, shapes=MATRICES, bar=1e-2
+    ),
     # 460 columns: several blocks factor a matrix.
     "gram.cu cholesky.cu Dion wide": Setting(
-        "Dion", {"rank_fraction": 0.9}, shapes=((70, 64),), bar=1e-3, wide=((520, 512),)
+        "Dion", {"rank_fraction": 0.9, **_FLOAT32}, shapes=((70, 64),), bar=1e-3, wide=((520, 512),)
     ),
     "updates.cu GaLore": Setting(
         "GaLoreAdamW",
@@ -184,7 +195,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     # Products in float32, whose errors are small: those of 16 bits are in row 3.
     "Muon": {"orth_dtype": "float32"},
     "NorMuon": {"orth_dtype": "float32"},
-    "Dion": {"rank_fraction": 0.25},
+    "Dion": {"rank_fraction": 0.25, **_FLOAT32},
     "Dion2": {"orth_dtype": "float32"},
     "NorDion2": {"orth_dtype": "float32"},
     "GaLoreAdamW": {"rank": 8, "update_proj_gap": 4},

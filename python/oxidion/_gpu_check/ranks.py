@@ -26,7 +26,7 @@ SHAPES = ((96, 64), (64, 96), (30, 50))
 CLASSES: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Muon": {"orth_dtype": "float32"},
-    "Dion": {"rank_fraction": 0.25},
+    "Dion": {"rank_fraction": 0.25, "orth_dtype": "float32"},
     "SOAP": {"precondition_frequency": 2},
     "Adafactor": {"relative_step": False},
 }

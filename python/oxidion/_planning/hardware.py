@@ -75,7 +75,7 @@ class Hardware:
 
     def product_rate(self, dtype: str) -> float:
         """Operations per second of products in a dtype that are reached."""
-        wide = {"float64": ("float64", "float32"), "float32": ("float32",)}
+        wide = {"float64": ("float64", "float32"), "float32": ("float32",), "tf32": ("tf32", "float32")}
         for name in (*wide.get(dtype, (dtype, "bfloat16")), "float32"):
             if name in self.flops:
                 return self._reached(self.flops[name], PRODUCTS)
@@ -125,13 +125,13 @@ class Hardware:
 INNER = {"a100-80g": 300e9, "h100-sxm": 450e9, "h200": 450e9, "b200": 900e9, "mi300x": 448e9}
 """Bytes per second that a device sends inside of a node: half of the published sum of both directions."""
 DEVICES: dict[str, tuple[dict[str, float], float]] = {
-    "a100-80g": ({"bfloat16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 2.039e12),
-    "h100-sxm": ({"bfloat16": 989e12, "float32": 67e12, "float64": 67e12}, 3.35e12),
-    "h200": ({"bfloat16": 989e12, "float32": 67e12, "float64": 67e12}, 4.8e12),
-    "b200": ({"bfloat16": 2250e12, "float32": 75e12, "float64": 37e12}, 8e12),
+    "a100-80g": ({"bfloat16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 19.5e12}, 2.039e12),
+    "h100-sxm": ({"bfloat16": 989e12, "tf32": 494.5e12, "float32": 67e12, "float64": 67e12}, 3.35e12),
+    "h200": ({"bfloat16": 989e12, "tf32": 494.5e12, "float32": 67e12, "float64": 67e12}, 4.8e12),
+    "b200": ({"bfloat16": 2250e12, "tf32": 1125e12, "float32": 75e12, "float64": 37e12}, 8e12),
     "mi300x": ({"bfloat16": 1307e12, "float32": 163.4e12, "float64": 163.4e12}, 5.3e12),
 }
-"""Published rates of dense products by dtype, without TF32, and of memory."""
+"""Published rates of dense products by dtype, and of memory; float16 has that of bfloat16."""
 LINKS: dict[str, tuple[Link | None, Link]] = {
     "nvlink+ib400": (None, Link(5e-6, 50e9)),
     "nvlink+ib200": (None, Link(5e-6, 25e9)),

@@ -82,11 +82,12 @@ class Settings:
 
     @property
     def products(self) -> str:
-        """The dtype of products of whole matrices on a device that multiplies bfloat16 fastest."""
+        """The dtype of products of whole matrices on a device with matrix units."""
         if self.dtype == "float64":
             return "float64"
-        is_family = self.algorithm in ("muon", "normuon", "dion2", "nordion2")
-        return "bfloat16" if is_family and self.dtype != "float16" else "float32"
+        if self.algorithm == "dion":
+            return "tf32"
+        return "bfloat16" if self.algorithm in ("muon", "normuon", "dion2", "nordion2") else "float32"
 
     @property
     def method(self) -> str:

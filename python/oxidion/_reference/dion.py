@@ -41,19 +41,28 @@ def momentum_type(group: Group) -> torch.dtype:
 def product_type(group: Group) -> torch.dtype:
     """The type that products are rounded to: ``orth_dtype``, else by a parameter's ``dtype``, or float64."""
     name = group.get("orth_dtype")
-    if name not in (None, "auto"):
+    if name not in (None, "auto", "tf32"):
         return name if isinstance(name, torch.dtype) else getattr(torch, str(name))
     product = torch.promote_types(group.get("dtype", torch.float64), torch.float32)
     return torch.float64 if momentum_type(group) == torch.float64 else product
 
 
+def operand_type(group: Group) -> torch.dtype:
+    """The type whose bits the operands of products have: float16 for float32 in TF32, which devices have."""
+    products = product_type(group)
+    in_tf32 = group.get("orth_dtype") == "tf32" and group.get("on_device", False)
+    return torch.float16 if in_tf32 and products == torch.float32 else products
+
+
 def stored_rounding(group: Group) -> float:
     """Relative rounding, on average, of an element of the momentum: a quarter of a unit in the last place.
 
-    That of codes of 8 bits is 2^-6.
+    That of codes of 8 bits is 2^-6. Operands of products in TF32 are rounded as float16 is.
     """
     dtype = momentum_type(group)
-    return float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
+    stored = float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
+    is_tf32 = operand_type(group) != product_type(group)
+    return max(stored, float(torch.finfo(torch.float16).eps / 4.0)) if is_tf32 else stored
 
 
 def own_directions(product: Tensor, rounding: float, stored: float | None) -> Tensor:
@@ -161,7 +170,7 @@ def dion_update(momentum: Tensor, q_old: Tensor, group: Group, transposed: bool)
             p_mr = own_directions(product, max(rounding, stored / 4.0), None)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
-    share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
+    share = DEAD_COLUMN_OF.get(operand_type(group), DEAD_COLUMN)
     noise, epsilon = norms <= share * norms.norm(), epsilon_of(group)
     captured = p_mr.masked_fill(noise, 0.0) @ r_nr.mT
     dead = noise | (norms <= share * epsilon)

@@ -46,8 +46,9 @@ class OrthonormalOptimizer(OxOptimizer):
         adjust_lr_fn: torch.optim.Muon's word for ``adjust_lr``, also in groups: "original",
             "match_rms_adamw", "spectral_unclamped", or None, which is "original" there.
         eps: torch.optim.Muon's word for ``epsilon``, also in groups.
-        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 on CUDA
-            devices and where the CPU multiplies it faster, else float32.
+        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, for others float16 on
+            CUDA devices, bfloat16 where the CPU multiplies it faster, else float32. For "float16" matrices
+            come in bfloat16, which has the range of float32.
         orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
             (exact polar factor), or "auto": the form of clearly fewer operations.
         orth_preset: "exact", or "fast": division by the Schatten-8 norm and four steps made for it.

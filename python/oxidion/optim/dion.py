@@ -44,7 +44,8 @@ class Dion(OxOptimizer):
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column; the group key is ``oversample``.
         mixed_precision_config: dtypes of the states one by one; they are group keys of their own.
-        orth_dtype: of P, R, products: "bfloat16", "float32", "float64", "auto" (float64 if weight or M is).
+        orth_dtype: of P, R, products: "bfloat16", "tf32" (on CUDA devices; float32 elsewhere), "float32",
+            "float64", "auto" (float64 where the weight or M is, else "tf32").
         adjust_lr: the rule for the factor of ``lr``: "spectral_norm" or "spectral_unclamped"
             ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original"
             ``√max(1, d_out/d_in)``, None 1.
@@ -93,7 +94,7 @@ class Dion(OxOptimizer):
         "momentum_dtype": validate.dtype(),
         "Q_dtype": validate.dtype(),
         "variance_dtype": validate.dtype(),
-        "orth_dtype": validate.word("auto", "auto", "bfloat16", "float32", "float64"),
+        "orth_dtype": validate.word("auto", "auto", "bfloat16", "tf32", "float32", "float64"),
         "seed": validate.count(0, low=0),
         "route": validate.route(),
         **VIEW_SCHEMA,
@@ -115,7 +116,7 @@ class Dion(OxOptimizer):
         rcqr_oversample: float = 1.25,
         mixed_precision_config: DionMixedPrecisionConfig | None = None,
         *,
-        orth_dtype: Literal["auto", "bfloat16", "float32", "float64"] = "auto",
+        orth_dtype: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = "auto",
         adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
         | None = "spectral_norm",
         right_factor: Literal["column", "orthonormal"] = "column",

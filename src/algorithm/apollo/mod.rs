@@ -214,7 +214,7 @@ impl Algorithm for Apollo {
             view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
-            products: None,
+            roundoff: None,
             flops: products,
             whole_flops: 0.0,
         }

@@ -14,7 +14,9 @@ use super::lr_scale::LrScale;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
+use crate::kernels;
 use crate::linalg::basis::Size;
+use crate::linalg::gram::unit_roundoff;
 use crate::linalg::qr::QrMethod;
 use crate::program::{BufferId, BufferSpec, Carried, Program, Stage, Target};
 use crate::spec::{
@@ -94,11 +96,18 @@ pub(super) struct Dion {
     momentum_dtype: Option<DType>,
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
+    /// True if products of float32 matrices are in TF32.
+    tf32: bool,
     storage: StateStorage,
 }
 
 impl Dion {
     pub(super) fn new(options: &Options) -> Result<Self> {
+        let word = options.optional_word("orth_dtype")?;
+        let tf32 = match word {
+            None | Some("auto") => options.matrix_units,
+            Some(word) => word == "tf32" && options.on_device,
+        };
         Ok(Self {
             rank_fraction: options.share("rank_fraction")?,
             rank_multiple_of: options.count("rank_multiple_of")?.max(1),
@@ -113,7 +122,8 @@ impl Dion {
             adjust: LrScale::parse(options.optional_word("adjust_lr")?)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             q_dtype: options.dtype("Q_dtype")?,
-            orth_dtype: options.dtype("orth_dtype")?,
+            orth_dtype: if word == Some("tf32") { None } else { options.dtype("orth_dtype")? },
+            tf32,
             storage: StateStorage::from_options(options)?,
         })
     }
@@ -269,6 +279,9 @@ impl Algorithm for Dion {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        // Columns are made orthonormal in float32.
+        let is_exact = matches!(stage, ORTHONORMALIZE | ORTHONORMALIZE_AGAIN | FACTORIZE);
+        let _products = kernels::Products::begin(self.tf32 && !is_exact);
         match stage {
             PREPARE => Self::accumulate(io),
             ACCUMULATE => Self::accumulate_stored(io),
@@ -281,7 +294,7 @@ impl Algorithm for Dion {
             BACK_PROJECT => Self::back_project(io),
             FEEDBACK => self.feedback(io, h),
             SELECT => Self::select(io, h),
-            FACTORIZE => Self::orthonormalize_right(io),
+            FACTORIZE => self.orthonormalize_right(io),
             UPDATE => self.update(io, h),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
@@ -319,11 +332,13 @@ impl Algorithm for Dion {
         let total = |cost: &dyn Fn(&Block, f64) -> f64| -> f64 {
             blocks.iter().map(|b| cost(b, flops(self.rank(b.rows, b.cols)))).sum()
         };
+        let product = self.product(p.dtype, self.storage.momentum(p, self.momentum_dtype).dtype);
+        let operands = if self.tf32 && product == DType::F32 { DType::F16 } else { product };
         Description {
             view: self.view.phrase(p),
             lr_factor: self.adjust.factor(self.view.fans(first.rows, first.cols)),
             rank: blocks.iter().map(|b| self.rank(b.rows, b.cols)).max(),
-            products: Some(self.product(p.dtype, self.storage.momentum(p, self.momentum_dtype).dtype)),
+            roundoff: Some(unit_roundoff(operands)),
             flops: total(&products),
             whole_flops: total(&whole),
         }

@@ -6,7 +6,7 @@ use super::{Dion, EPSILON, FACTORIZE, LIVE, MOMENTUM, NORMS, Q, R, RIGHT, SELECT
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept};
-use crate::linalg::basis::{Rounding, Size, stored_epsilon};
+use crate::linalg::basis::{Rounding, Size};
 use crate::linalg::qr::Report;
 use crate::linalg::right_factor::right_factor;
 use crate::program::{BufferSpec, Program, Target};
@@ -100,9 +100,9 @@ impl Dion {
     }
 
     /// The factors, in the place of what they are made of.
-    pub(super) fn orthonormalize_right(io: &mut StageIo<'_>) -> Result<()> {
+    pub(super) fn orthonormalize_right(&self, io: &mut StageIo<'_>) -> Result<()> {
         let StageIo { units, buffers, class, .. } = io;
-        let rounding = Rounding { of: Size::Each, stored: stored_epsilon(class.state[MOMENTUM]) };
+        let rounding = Rounding { of: Size::Each, stored: self.stored(class.state[MOMENTUM]) };
         let [right, live] = buffers.several([RIGHT, LIVE])?;
         let mut report = Report::default();
         if units.iter().enumerate().all(|(i, unit)| unit.position == i) {

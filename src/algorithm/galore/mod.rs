@@ -239,7 +239,7 @@ impl Algorithm for GaLore {
             view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
-            products: None,
+            roundoff: None,
             flops: products + whole_flops,
             whole_flops,
         }

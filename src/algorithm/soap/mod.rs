@@ -166,7 +166,7 @@ impl Algorithm for Soap {
             view: if p.shape.len() < 2 { "vector".into() } else { self.bases.phrase(p) },
             lr_factor: 1.0,
             rank: None,
-            products: None,
+            roundoff: None,
             flops: products + refresh + flops(14 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops: if is_local { refresh } else { products + refresh },
         }

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
+use crate::kernels::backend::operands;
 use crate::kernels::libtorch::value::Value::{self, Known, There};
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::columns::{Columns, Kept, dead_share};
@@ -29,7 +30,7 @@ pub(in crate::kernels) fn normalize(all: &[Kept<'_>], [epsilon, factor]: [&Value
         let kind = arithmetic(columns.x.dtype() == DType::F64);
         let sums = load(&columns.sums.view(), Kind::Double)?;
         let all = There(sums.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?).sum().sqrt();
-        let noise = all.max(epsilon) * dead_share(columns.x.dtype());
+        let noise = all.max(epsilon) * dead_share(operands(columns.x.dtype()));
         let norms = There(sums).sqrt();
         // What is no number is not dead: it has to show.
         let is_dead = norms.at_most(&noise);

@@ -119,17 +119,23 @@ pub fn has_orthonormal_columns() -> Result<bool> {
 }
 
 /// Makes the columns of matrices `[count, rows, cols]` of float32 that lie together on a device orthonormal, or zero
-/// where they depend on those before them. `twice`: never in one pass.
+/// where they depend on those before them. `twice`: never in one pass. `rounding`: the share of a column that may be
+/// rounding of what it was made of, 0 where that is less than that of float32.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses, or has no kernels for it.
-pub fn orthonormal_columns(matrices: &mut FlatViewMut<'_>, shape: [usize; 3], twice: bool) -> Result<()> {
+pub fn orthonormal_columns(
+    matrices: &mut FlatViewMut<'_>,
+    shape: [usize; 3],
+    twice: bool,
+    rounding: f64,
+) -> Result<()> {
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }
     on_device!(
         PANEL;
-        panel::orthonormal_columns(&matrices.view(), shape, twice),
+        panel::orthonormal_columns(&matrices.view(), shape, twice, rounding),
         else Err(no_kernels("orthonormal columns", twice))
     )
 }

@@ -123,6 +123,7 @@ pub(in crate::kernels) fn orthonormal_columns(
     matrices: &FlatView,
     shape @ [count, _, cols]: [usize; 3],
     twice: bool,
+    rounding_of_input: f64,
 ) -> Result<()> {
     if matrices.is_empty() {
         return Ok(());
@@ -132,11 +133,15 @@ pub(in crate::kernels) fn orthonormal_columns(
     // What a sum of so many products may round to, as a share of their sizes.
     #[allow(clippy::cast_precision_loss)] // a number of columns
     let rounding = (cols + TILE / 2) as f32 * EPSILON;
+    // A column whose own part is no more than the rounding of what it was made of has none, if that is more than this.
+    #[allow(clippy::cast_possible_truncation)] // a rounding
+    let own = (rounding_of_input * rounding_of_input) as f32;
+    let made_up = if own > EPSILON { own.max(rounding) } else { 0.0 };
     let every = Selection { which: EVERY, ..Selection::default() };
     let unfinished = |threshold| Selection { status: 0, threshold, which: ILL_CONDITIONED_OR_FAILED };
     let ill = unfinished(ONE_PASS);
     let passes = [
-        Pass { selection: every, shift: 0.0, left_out: 0.0 },
+        Pass { selection: every, shift: 0.0, left_out: made_up },
         Pass { selection: if twice { unfinished(NEVER) } else { ill }, shift: rounding, left_out: 0.0 },
         Pass { selection: ill, shift: rounding, left_out: 0.0 },
         // What no shift made independent is not in the matrix.

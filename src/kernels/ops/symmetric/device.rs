@@ -157,9 +157,9 @@ pub(in crate::kernels) fn symmetric_product(
     out: &Tensor,
     factors: [&Tensor; 2],
     add: &[(f64, &Tensor)],
-    factor: f64,
+    scalars: [f64; 2],
 ) -> Result<bool> {
-    let Some(product) = prepared(out, factors, add, factor)? else { return Ok(false) };
+    let Some(product) = prepared(out, factors, add, scalars)? else { return Ok(false) };
     if Tier::wanted() == Tier::Auto && !product.is_worth_it() {
         return Ok(false);
     }
@@ -180,7 +180,7 @@ pub(in crate::kernels) fn symmetric_product_by_groups(
     add: &[(f64, &Tensor)],
     blocks: u32,
 ) -> Result<bool> {
-    match prepared(out, factors, add, 1.0)? {
+    match prepared(out, factors, add, [1.0, 0.0])? {
         Some(product) if product.is_aligned() && multiprocessors(GROUPS).is_some() => {
             product.by_groups(blocks)?;
             Ok(true)
@@ -194,7 +194,7 @@ fn prepared(
     out: &Tensor,
     factors: [&Tensor; 2],
     add: &[(f64, &Tensor)],
-    factor: f64,
+    [factor, identity]: [f64; 2],
 ) -> Result<Option<Product>> {
     let kind = out.f_kind()?;
     let on_device = out.device().is_cuda() || is_emulated();
@@ -224,7 +224,7 @@ fn prepared(
         addend: [MatrixBatch::default(); 2],
         alpha: by_value(factor),
         beta: [Factor::default(); 2],
-        gamma: Factor::default(),
+        gamma: by_value(identity),
     };
     for (i, (found, (weight, _))) in addends.iter().zip(add).enumerate() {
         (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));

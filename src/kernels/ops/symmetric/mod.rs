@@ -19,7 +19,7 @@ pub use measured::{ProductClass, set_measured};
 /// Sources without which there is none.
 const SOURCES: &[&str] = &["symmetric_mma.cu"];
 
-/// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
+/// `out <- factor (Σ weight addend + A Bᵀ) + identity I` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
 /// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the device,
 /// type and size. False, with nothing done, where there is none.
 ///
@@ -30,9 +30,9 @@ pub fn symmetric_product(
     out: &Tensor,
     [a, b]: [&Tensor; 2],
     add: &[(f64, &Tensor)],
-    factor: f64,
+    [factor, identity]: [f64; 2],
 ) -> Result<bool> {
-    on_device!(SOURCES; device::symmetric_product(out, [a, b], add, factor), else Ok(false))
+    on_device!(SOURCES; device::symmetric_product(out, [a, b], add, [factor, identity]), else Ok(false))
 }
 
 /// As [`symmetric_product`] with a factor of 1, by the instructions of warpgroups in so many blocks, whatever the size: to try them.
