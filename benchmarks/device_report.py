@@ -28,7 +28,11 @@ CHANGED = 0.05
 
 @dataclass(frozen=True)
 class Target:
-    """A row of the table in docs/cuda.md: what is aimed at, and the figure of a part that says how it is."""
+    """A row of the table in docs/cuda.md: what is aimed at, and the figure of a part that says how it is.
+
+    The bound is what the operations allow. Where both sides need the same products, it is that of a kernel as
+    fast as cuBLAS that computes one triangle of what is symmetric (``src/kernels/ops/symmetric/mod.rs``).
+    """
 
     what: str
     against: str

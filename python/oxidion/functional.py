@@ -5,7 +5,8 @@ arguments unchanged and return what they were given: a tensor for a tensor, an a
 the same dtype and shape. `muon` writes parameters and momenta in place, as torch's function of that name.
 
 Tensors may be on the CPU or on a CUDA device, where a function computes on torch's current stream, as a step
-does; results are there too. Arrays are of the CPU.
+does; results are there too. Arrays are of the CPU. On a device `cholesky_qr` goes through
+``torch.linalg.qr``, whose columns may have other signs. It and `polar` are not known to work in a capture.
 """
 
 from __future__ import annotations

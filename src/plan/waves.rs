@@ -5,7 +5,8 @@ const TILE: usize = 128;
 
 /// The number of matrices of a bucket, `most` at most of `all`, with which the tiles of their triangles of `rows` rows take the
 /// fewest turns of all multiprocessors: half of `most` at least, and of equals the most. `most` where that saves less than a
-/// tenth: more buckets are more launches.
+/// tenth: more buckets are more launches. Of 64 matrices of 1024 x 4096, of which 8 fit, it returns 7: 19
+/// turns of 132 multiprocessors instead of 24.
 pub(super) fn filling(all: usize, most: usize, rows: usize, multiprocessors: usize) -> usize {
     if all <= most || multiprocessors == 0 {
         return most;

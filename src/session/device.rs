@@ -48,6 +48,11 @@ fn require_supported(plan: &Plan) -> Result<()> {
 
 /// Refuses to have a step captured that a replay would not repeat as another one.
 ///
+/// In replays of `torch.cuda.graph` an `lr` that is a tensor on the device is live, with the decay that is
+/// proportional to it. `AdamW`, `AdEMAMix`, `Lamb`, `Adafactor` and CAME count steps on the device.
+/// `GaLoreAdamW`, `APOLLOAdamW` and SOAP keep the bias corrections of the capture, and `GaLoreAdamW`, SOAP
+/// and `SOAPMuon` its bases. Other settings are those of the capture.
+///
 /// # Errors
 /// `Error::Value` for a parameter or a state that is rounded at random: the key of its random numbers is that of the step. Also
 /// for a step in which the host waits for a decomposition.

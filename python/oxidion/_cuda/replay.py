@@ -68,6 +68,9 @@ class Plain(Protocol):
 class Replay:
     """Runner of steps: plain ones first, then one that is captured, then replays of it.
 
+    A capture that fails leaves no graph. That step is lost together with the counters of the host, so the
+    next step asks for a checkpoint.
+
     Attributes:
         captured: whether there is a graph.
     """

@@ -1,4 +1,17 @@
-"""Kernels by proof: on first use of a source, its kernels are compared with libtorch on the device."""
+"""Self-test of kernels: on first use of a source, its kernels are compared with libtorch on the device.
+
+A child takes some steps of small parameters by the kernels, twice and between guards, then by libtorch. It
+needs some seconds and 64 MB. Compiling kernels and loading cuBLAS and cuSOLVER do not count for the time
+limits. After a crash the source that the child was at is the culprit, and the others are tried again.
+
+Verdicts are kept next to the machine code. A first time-out holds for this process and those that waited for
+it. A second one is kept as a failure, and a crash at once. Where no other process can use the device
+(exclusive compute mode, no ``sys.executable``, no memory), kernels are used without a check, and the log says
+so. Only ``symmetric_wgmma.cu``, the kernel most at risk, is never used without a check, and by default only
+where a report proves it (`proof`).
+
+Ranks exchange once for each plan which sources are off: with different kernels, replicas would drift.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
 //! Messages that ranks send each other, put together and taken apart: tables of `copies.cu`, and `messages.cu`.
+//!
+//! Messages are in the arena, which is device memory. NCCL runs the collectives on its own streams, and
+//! waiting for one makes torch's current stream wait, not the host. The order of instructions that the plan
+//! was checked for therefore holds on the device. A slot of the arena is written again only after that wait,
+//! so the arena needs no `record_stream`.
+//!
+//! Reduce-scatters have the bits of the CPU. All-reduces add in NCCL's order. An all-gather of unequal shares
+//! goes through memory of torch's allocator.
 
 use super::super::{Copy, Messages};
 use super::device::{launch, scratch};

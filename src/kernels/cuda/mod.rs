@@ -1,4 +1,16 @@
 //! CUDA kernels: compiled once for a device, launched on torch's stream. Nothing here waits for a device.
+//!
+//! No GPU has run these kernels yet. Figures of registers and instructions in comments are the compiler's,
+//! and figures of tiles and waves are arithmetic. Times are not measured.
+//!
+//! For each compute instruction the core makes the primary context of a device, which is torch's, the context
+//! of the thread, and restores the previous one afterwards. All memory is torch's: states, arena and scratch.
+//!
+//! The host waits for a device in these cases only:
+//! - a `GradScaler`, whose scale and `found_inf` are read;
+//! - an `lr` that is a tensor on the device, without `capturable=True`;
+//! - the first step, which loads the kernels;
+//! - decompositions by libtorch (see `libtorch/mod.rs`).
 
 mod coded;
 mod compile;

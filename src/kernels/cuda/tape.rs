@@ -1,5 +1,9 @@
 //! The launches of a captured step: noted when the step is captured, given the parameters of another step before a
 //! replay. Learning rates, gradients and whatever else a launch is told are then those of the step that is taken.
+//!
+//! Parameters are replaced by `cuGraphExecKernelNodeSetParams`. A driver that cannot do that, or cannot say
+//! which node a launch became, is refused before a capture. Arguments of libtorch's operations stay those of
+//! the capture (the epsilon of an orthonormalization); scalars that change go through [`live_numbers`].
 
 use std::cell::{Cell, RefCell};
 

@@ -1,5 +1,19 @@
 //! Operations on memory of a device by libtorch, on torch's current stream, where this package has no kernel or does not use
 //! it.
+//!
+//! Some operations have no kernel on purpose: one would save a few percent of a step at most. These are
+//! - eigenvectors of `GaLore`, SOAP and `SOAPMuon`, and the decomposition of `orth_method="svd"`;
+//! - sums of squares, norms and scaled columns of Dion, also the columns of P with norm 1;
+//! - the neurons of `NorMuon` and `NorDion2`;
+//! - factors of channels and the limited step of APOLLO;
+//! - the signs of `svd="random"`, which the host makes and copies.
+//!
+//! A decomposition makes the host wait, which reads whether it converged: once in `update_proj_gap` steps for
+//! `GaLore`, in every step for `orth_method="svd"`. Signs of vectors on devices are those with a positive
+//! largest entry, with `svd="exact"` too, which has LAPACK's signs on CPUs.
+//!
+//! By libtorch alone an elementwise step takes several launches for each tensor, and orthonormal columns of
+//! Dion make the host wait. Random numbers of Dion and APOLLO are made on the host and copied.
 
 mod encoded;
 mod interpret;

@@ -1,5 +1,7 @@
 //! Decoding for passes of devices with operands that are more than numbers of their type, where no kernel heeds that:
 //! they work on numbers in memory of their own, decoded before and encoded or rounded after.
+//!
+//! These are the passes over rows and columns (Adafactor, CAME), slices (Dion2) and channels (APOLLO).
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // for devices
 
@@ -16,7 +18,7 @@ use crate::kernels::op::RowPassCall;
 use crate::kernels::ops::convert::Convert;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
-/// Elements for which there is memory at once, if not one operand has more.
+/// Elements for which there is memory at once, if not one operand has more: 67 MB in float32.
 const AT_ONCE: usize = 1 << 24;
 
 /// Operands in memory of their own.

@@ -1,4 +1,19 @@
-"""Builds a CUDA source of the package for the host and launches its kernels on arrays."""
+"""Builds a CUDA source of the package for the host and launches its kernels on arrays.
+
+g++ compiles the unchanged sources against twins of ``ptx.cuh`` and ``hopper.cuh``. A block is a set of fibers
+that run in changing order. Warps fall behind at random, and single lanes on demand. Asynchronous copies and
+products happen as early or as late as the rules allow. Blocks of a cluster run together, and one begins
+later. Shared memory begins with NaN, and guards of NaN around every array show accesses outside of it.
+
+The emulator does not check:
+
+- speed, bank conflicts and caches;
+- the memory model beyond the order of operations: of fences only the one between shared memory and tensor
+  copies;
+- truncation inside matrix units;
+- the driver's encoding of tensor maps (its arguments are checked);
+- clocks and limits of a real device, and NCCL (``tests/distributed/test_nccl.py`` needs devices).
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@
 // A job is cut into the blocks of its codes, or where it has none into blocks of a fixed length. Some threads
 // of a warp work on a block together: they decode and compute, leave what has to be encoded or rounded in
 // shared memory, find the largest absolute value, and encode. Every thread reads there only what it has
-// written.
+// written. A block has 4 to 36 KiB of static shared memory, by the number of operands that are written.
+//
+// These kernels are in sources of their own, which are loaded when a parameter or state needs them.
 #pragma once
 #include "blocks.cuh"
 #include "master.cuh"

@@ -2,6 +2,7 @@
 //
 // The table is a parameter of the kernel, as in jobs.cuh. A rectangle is `rows` runs of `units` units of one
 // width, at any distance. Units that are not whole, at the end of each row, are a rectangle of their own.
+// A thread has 64 registers, the most with which a multiprocessor has four blocks.
 #include "search.cuh"
 
 constexpr int THREADS = 256;

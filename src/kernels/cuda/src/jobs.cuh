@@ -2,7 +2,7 @@
 //
 // A job is a few operands of equal length, one run of memory each. Jobs are cut into pieces, one block each.
 // The table is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be
-// captured.
+// captured. Parameters of this size need CUDA 12.1.
 #pragma once
 #include "search.cuh"
 

@@ -2,6 +2,9 @@
 // each matrix and of all.
 //
 // A block has a tile of a matrix and leaves sums of it; kernels of totals.cu add those up in a fixed order.
+//
+// A tile is 128 x 128, 256 x 64 or 512 x 32, by the width of the matrix. Many tiny matrices leave most
+// threads of a block without work.
 #pragma once
 #include "block_sum.cuh"
 

@@ -1,5 +1,6 @@
 // Elementwise passes that also sum something up, in the same order at every launch: each block leaves the
-// sums of its piece, and a kernel of totals.cu adds those of a job.
+// sums of its piece, and a kernel of totals.cu adds those of a job. There are no atomics. A sum depends
+// neither on the alignment of operands nor on other jobs of the table.
 #include "each_sum.cuh"
 #include "summed.cuh"
 

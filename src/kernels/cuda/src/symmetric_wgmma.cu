@@ -5,6 +5,34 @@
 // warpgroup of a block fills a ring of stages by tensor copies: of tiles beside each other each block copies
 // half of the left operand to both. Two others multiply in turns, a tile each, so that one multiplies while
 // the other stores squares of 64 x 64 and their transposes by tensor copies.
+//
+// Shared left operands: for a stage a block reads 24 KiB from the cache and does 2.1 million operations,
+// which are 85 for a byte. A block without a neighbour reads 32 KiB: 64 operations for a byte.
+//
+// A thread is compiled for 168 registers. Shared memory, 224 KiB of a block, is the bound of one block for a
+// multiprocessor, so the best grid is a block for each of them.
+//
+// The first version had tiles of 256 x 128 for a whole block. Share of the time of 132 multiprocessors that
+// is spent on tiles, by arithmetic:
+//
+//   matrices   rows   256 x 128: tiles, waves, share   pairs of 128 x 128: pairs, waves, share       gain
+//          1   4096               272, 3, 0.69                        264, 4, 1.00                  1.50
+//          3   4096               816, 7, 0.88                        792, 12, 1.00                 1.17
+//          1   2048                72, 1, 0.55                         68, 2, 0.52                  1.00
+//          2   2048               144, 2, 0.55                        136, 3, 0.69                  1.33
+//          8   2048               576, 5, 0.87                        544, 9, 0.92                  1.11
+//         24    768               288, 3, 0.73                        264, 4, 1.00                  1.50
+//         32    512               192, 2, 0.73                        160, 3, 0.81                  1.33
+//
+// The first version also loaded addends element by element, with the same results. NVRTC 13.0, two addends:
+//
+//   addends                              by element    in chunks
+//   instructions of the kernel                 7624         4200
+//   loads of a thread for a tile                256           32
+//   bytes of a load                               2           16
+//   bytes under way at once, of a block        1024        32768
+//
+// Off the diagonal, an element of a square took 28 instructions then and takes 12 now.
 #include "swizzle.cuh"
 #include "symmetric.cuh"
 

@@ -1,5 +1,8 @@
 // Arithmetic in which every operation rounds by itself, as on the CPU. Of plain numbers the compiler makes
 // one operation of a product and a sum, and a code or a random rounding may hang on the last bit.
+//
+// All moments have the bits of the CPU, as nothing is estimated before they are stored. A parameter follows
+// an estimated root and quotient: it may be on the other side of a random threshold now and then.
 #pragma once
 #include "arithmetic.cuh"
 

@@ -1,5 +1,22 @@
 //! Orthonormal columns by Cholesky QR, on panels of float32. What a pass decides it leaves on the device, where the next
 //! one reads it: every pass is launched, and works on the panels that need it.
+//!
+//! Columns are scaled to norm 1 first, with sums in float64, so any finite scale is allowed. With r columns:
+//!
+//! | pass | panels | shift of those that failed before | pivots of rounding size |
+//! |---|---|---|---|
+//! | 1 | all | | fail |
+//! | 2, 3 | failed, or a ratio below 0.5 | (r + 32) 1.2e-7 | fail |
+//! | 4, 5 | the same | | the column is left out |
+//!
+//! A shift helps where the columns differ by more than the rounding of float32. A column that depends on
+//! others to the last bit fails again, and passes 4 and 5 leave it out. Its result is zero: Dion then adds
+//! nothing to momentum or weight along it, and Q keeps its column. On CPUs such columns are completed to a
+//! basis before. A matrix of zeros stays zero. A column that is not finite becomes NaN. There is no sketch
+//! and no random number: `"rcqr"` and `"cqr"` are the same.
+//!
+//! float64, square matrices and `qr_method="qr"` go through `torch.linalg.qr`. It is not known whether the
+//! solver of CUDA lets itself be captured then.
 
 use tch::Tensor;
 
@@ -21,7 +38,7 @@ const THREADS: u32 = 128;
 /// Rows of a panel that one block of the Gram product takes, and how many of these blocks a panel has at most.
 const PART: usize = 512;
 const MOST_PARTS: usize = 400;
-/// Tiles beside each other from which several blocks factor a matrix.
+/// Tiles beside each other from which several blocks factor a matrix: 449 columns.
 const MANY_TILES: usize = 8;
 /// First passes that panels are likely to need. Those behind them are for panels that failed: by columns of tiles each
 /// would be some 2 r / 64 launches, nearly always for nothing.

@@ -290,7 +290,8 @@ impl Product {
     }
 
     /// Parts of the depth, a block each, so that long products of few tiles have a block for every multiprocessor. One where
-    /// tiles are a block for half of them.
+    /// tiles are a block for half of them. The 21 tiles of 768 x 3072 then occupy 126 of 132 multiprocessors
+    /// instead of 21. A part takes 64 KiB of scratch, 8.3 MB for these.
     fn parts(&self) -> usize {
         let Matrices { count, shape: [rows, depth], .. } = self.matrices[0];
         let multiprocessors = size().map_or(0, |(multiprocessors, _)| multiprocessors as usize);
