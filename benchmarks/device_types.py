@@ -1,15 +1,15 @@
-"""What the types in which devices multiply do to an update, computed on the CPU with their rounding.
+"""How the types in which devices multiply change updates, computed on the CPU with their rounding.
 
-- `float16`: matrices that are orthonormalized in float16, as "auto" does on devices, by the polynomials' two
-  forms: libtorch's path on memory of the host as a device's, where operands and results of products are float16 and
-  sums float32. Matrices of 14 kinds of singular values, with norms from 1e-30 to 1e30, come in bfloat16. Of each
-  kind and form: the largest singular value (bar: 1.3, and every number finite), and how far the result is from
-  the polynomial in float64, relative to its norm (median, largest), with what bfloat16 does in the standard
-  form beside it. Of a tenth of the matrices also by every other polynomial.
-- `tf32`: products of Dion with operands rounded to TF32, as "auto" takes them on devices, and in float32, at ranks
-  of 1/4 and 1/16. How far the weight is from the float64 reference after some steps, relative to its norm; and
-  the held-out loss of the GPT of `convergence.py` after 400 steps by seed (bar: means over the seeds differ by
-  less than two standard errors of the difference that seeds make).
+- `float16`: matrices that are orthonormalized in float16, as "auto" does on devices, in both forms of the
+  polynomial. Libtorch's path, on memory of the host as a device's: operands and results of products are
+  float16, sums float32. Matrices of 14 kinds of singular values, with norms from 1e-30 to 1e30, come in
+  bfloat16. Of each kind and form: the largest singular value (bar: 1.3, and every number finite), and the
+  distance from the polynomial in float64, relative to its norm (median, largest); and the same in bfloat16 in
+  the standard form. Of a tenth of the matrices the largest singular value by every other polynomial.
+- `tf32`: Dion with operands of products rounded to TF32, as "auto" has them on devices, and in float32, at
+  ranks of 1/4 and 1/16: the distance of the weight from the float64 reference after some steps, relative to
+  its norm; and the held-out loss of the GPT of `convergence.py` after 400 steps by seed (bar: means over the
+  seeds differ by less than two standard errors of that difference).
 
 Prints tables and writes `<out>/device_types.json`; ends with 1 where a bar is missed.
 
@@ -43,8 +43,18 @@ from oxidion._reference.orthogonalize import orthogonalize
 
 MOST = 1.3
 """The bar of a singular value. The polynomial leaves 1.142 at most."""
-SIZES = {(64, 96): 0.34, (96, 640): 0.2, (128, 192): 0.2, (200, 300): 0.15, (256, 1024): 0.08,
-         (512, 768): 0.022, (768, 3072): 0.005, (1024, 1536): 0.003, (2048, 4096): 0.0003, (4096, 6144): 0.0001}  # fmt: skip
+SIZES = {
+    (64, 96): 0.34,
+    (96, 640): 0.2,
+    (128, 192): 0.2,
+    (200, 300): 0.15,
+    (256, 1024): 0.08,
+    (512, 768): 0.022,
+    (768, 3072): 0.005,
+    (1024, 1536): 0.003,
+    (2048, 4096): 0.0003,
+    (4096, 6144): 0.0001,
+}
 """Shapes, and the share of all matrices that have them; one at least of each."""
 TOGETHER = 1 << 22
 """Elements of matrices that are made together."""
@@ -54,6 +64,7 @@ Row = dict[str, Any]
 
 
 def orthonormal(count: int, rows: int, cols: int, gen: torch.Generator) -> Tensor:
+    """Random matrices with orthonormal columns."""
     return torch.linalg.qr(torch.randn(count, rows, cols, generator=gen))[0]
 
 
@@ -75,10 +86,12 @@ def geometric(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
 
 
 def power_law(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Exponents from 0.2 to 4."""
     return of(torch.arange(1, k + 1) ** -torch.linspace(0.2, 4, count)[:, None], n, gen)
 
 
 def one_huge(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """One value of 1, the others from 1e-8 to 1."""
     values = spread(count, -8, 0).repeat(1, k)
     values[:, 0] = 1.0
     return of(values, n, gen)
@@ -97,10 +110,12 @@ def repeated(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
 
 
 def rank_one(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """An outer product of random vectors."""
     return torch.randn(count, k, 1, generator=gen) @ torch.randn(count, 1, n, generator=gen)
 
 
 def rank_one_and_noise(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Noise of 1e-5 to 0.3 of the entries."""
     return rank_one(count, k, n, gen) + spread(count, -5, -0.5)[:, None] * gaussian(count, k, n, gen)
 
 
@@ -113,24 +128,29 @@ def low_rank_and_noise(count: int, k: int, n: int, gen: torch.Generator) -> Tens
 
 
 def zero_rows(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Every third row zero."""
     made = gaussian(count, k, n, gen)
     made[:, ::3] = 0.0
     return made
 
 
 def gaussian(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Entries N(0, 1)."""
     return torch.randn(count, k, n, generator=gen)
 
 
 def scaled_rows(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Rows from 1 to 1e-6."""
     return gaussian(count, k, n, gen) * 10.0 ** -torch.linspace(0, 6, k)[:, None]
 
 
 def scaled_columns(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Columns from 1 to 1e-6."""
     return gaussian(count, k, n, gen) * 10.0 ** -torch.linspace(0, 6, n)
 
 
 def heavy_tails(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
+    """Fifth powers of normal numbers."""
     return gaussian(count, k, n, gen) ** 5
 
 
@@ -154,12 +174,9 @@ def batches(total: int, side: int) -> Iterator[tuple[str, Tensor]]:
     for (k, n), share in tqdm([item for item in SIZES.items() if item[0][0] <= side]):
         wanted = max(1, round(total * share / len(KINDS)))
         # Of large matrices that are few, the kinds take turns.
-        kinds = (
-            KINDS
-            if total * share >= len(KINDS)
-            else KINDS[turn % len(KINDS) :][: max(1, round(total * share))]
-        )
-        turn += len(kinds) % len(KINDS)
+        few = max(1, round(total * share))
+        kinds = KINDS if few >= len(KINDS) else [KINDS[(turn + i) % len(KINDS)] for i in range(few)]
+        turn += few
         for kind in kinds:
             made = kind(wanted, k, n, gen).double()
             made /= torch.linalg.matrix_norm(made, keepdim=True)
@@ -167,11 +184,10 @@ def batches(total: int, side: int) -> Iterator[tuple[str, Tensor]]:
             made = (made * norms[:, None, None]).bfloat16()
             for part in made.split(max(1, TOGETHER // (k * n))):
                 yield kind.__name__, part
-                turn += 1
 
 
 def largest(x: Tensor) -> Tensor:
-    """The largest singular value of each, a float64 `eigvalsh` away; infinite where a number is not finite."""
+    """The largest singular value of each, in float64; infinite where a number is not finite."""
     finite = x.isfinite().all(dim=(-2, -1))
     x = x.double().nan_to_num(0.0, 0.0, 0.0)
     gram = x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
@@ -179,6 +195,7 @@ def largest(x: Tensor) -> Tensor:
 
 
 def error(found: Tensor, exact: Tensor) -> Tensor:
+    """The distance of each, relative to the norm."""
     return (found.double() - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1)).clamp_min(1e-30)
 
 
@@ -231,9 +248,8 @@ def polynomials(total: int, side: int) -> list[Row]:
         for keys in POLYNOMIALS:
             for form in ("gram", "standard"):
                 [name] = keys.values()
-                tops[name, form] = max(
-                    tops[name, form], float(largest(polar(x, form, "float16", **keys)).max())
-                )
+                top = float(largest(polar(x, form, "float16", **keys)).max())
+                tops[name, form] = max(tops[name, form], top)
     return [
         {
             "polynomial": name,
@@ -251,7 +267,7 @@ STEPS, SHAPE, SEEDS = 20, (192, 320), 3
 
 
 def far(kind: Callable[[int, int, int, torch.Generator], Tensor], share: float, dtype: str) -> float:
-    """How far Dion's weight is from the float64 reference after `STEPS` steps, relative to what it has moved."""
+    """The distance of Dion's weight from the float64 reference after `STEPS` steps, relative to its norm."""
     gen = torch.Generator().manual_seed(1)
     steady = kind(1, *SHAPE, gen)[0]
     param = Parameter(torch.zeros(SHAPE))
@@ -293,19 +309,17 @@ def tf32(steps: int) -> dict[str, list[Row]]:
     trained: list[Row] = []
     for rank in tqdm(RANKS):
         found = {dtype: torch.tensor(losses(rank, dtype, steps), dtype=torch.float64) for dtype in TYPES}
-        apart = float(found["tf32"].mean() - found["float32"].mean())
+        difference = float(found["tf32"].mean() - found["float32"].mean())
         noise = float((found["tf32"].var() / SEEDS + found["float32"].var() / SEEDS).sqrt())
-        shown = {dtype: ", ".join(f"{x:.4f}" for x in values) for dtype, values in found.items()}
-        trained.append(
-            {"rank": rank, **shown, "difference": apart, "error": noise, "met": abs(apart) < 2 * noise}
-        )
+        by_seed = {dtype: ", ".join(f"{x:.4f}" for x in values) for dtype, values in found.items()}
+        is_met = abs(difference) < 2 * noise
+        trained.append({"rank": rank, **by_seed, "difference": difference, "error": noise, "met": is_met})
     return {"updates": updates, "losses": trained}
 
 
 def shown(rows: Sequence[Row]) -> str:
-    texts = [
-        [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows
-    ]
+    """A table of rows that have the same columns."""
+    texts = [[f"{x:.4f}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
     return harness.table(list(rows[0]), texts)
 
 

@@ -25,9 +25,6 @@
 #include <string>
 #include <vector>
 
-// From 2.9 on the precision of float32 products is a setting of each backend.
-#define OXIDION_HAS_PRECISIONS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9)
-
 #define OXIDION_PUBLIC extern "C" __attribute__((visibility("default")))
 
 // libstdc++ asks glibc 2.32 and newer whether there is only one thread. "There may be more" is always right, and lets
@@ -215,6 +212,28 @@ OXIDION_PUBLIC bool oxidion_has_dispatch(const at::Tensor *t) noexcept { return 
 
 OXIDION_PUBLIC void oxidion_bump_version(const at::Tensor *t) noexcept { t->unsafeGetTensorImpl()->bump_version(); }
 
+namespace {
+/// How devices of CUDA multiply matrices of float32: "tf32", "ieee", or "none" where a setting of more decides.
+std::string products(const at::Context &context) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+  return at::precision2str(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
+#elif TORCH_VERSION_MINOR == 9
+  return const_cast<at::Context &>(context).float32Precision("cuda", "matmul");
+#else
+  return context.allowTF32CuBLAS() ? "tf32" : "ieee";
+#endif
+}
+
+/// Has a setting of more decide.
+void set_no_products([[maybe_unused]] at::Context &context) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+  context.setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::NONE);
+#elif TORCH_VERSION_MINOR == 9
+  context.setFloat32Precision("cuda", "matmul", "none");
+#endif
+}
+} // namespace
+
 /// What `oxidion_products_as_before` is to undo.
 struct OxidionProducts {
   std::unique_ptr<at::NoTF32Guard> exact;
@@ -233,16 +252,10 @@ OXIDION_PUBLIC OxidionProducts *oxidion_products(bool tf32) noexcept {
       before->exact = std::make_unique<at::NoTF32Guard>();
       return before.release();
     }
-#if OXIDION_HAS_PRECISIONS
-    const auto now = context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
-    before->had_none = now == at::Float32Precision::NONE;
-    if (now == at::Float32Precision::TF32 ||
-        context.float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST)
+    const auto now = products(context);
+    before->had_none = now == "none";
+    if (now == "tf32" || context.float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST)
       return nullptr;
-#else
-    if (context.allowTF32CuBLAS())
-      return nullptr;
-#endif
     context.setAllowTF32CuBLAS(true);
     return before.release();
   } catch (...) {
@@ -254,11 +267,8 @@ OXIDION_PUBLIC void oxidion_products_as_before(OxidionProducts *before) noexcept
   try {
     if (!before->exact) {
       at::globalContext().setAllowTF32CuBLAS(false);
-#if OXIDION_HAS_PRECISIONS
       if (before->had_none)
-        at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL,
-                                                at::Float32Precision::NONE);
-#endif
+        set_no_products(at::globalContext());
     }
   } catch (...) {
   }

@@ -118,6 +118,7 @@ impl Drop for Following {
     }
 }
 
+// SAFETY: as `src/torch_shim.cpp` defines them.
 unsafe extern "C" {
     /// Has devices of CUDA multiply matrices of float32 in TF32, or keeps them from it; returns what
     /// `oxidion_products_as_before` is to undo, or null.

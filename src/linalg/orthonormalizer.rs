@@ -178,7 +178,7 @@ impl Orthonormalizer {
         match form {
             Form::Standard => None,
             Form::Auto if !positive || rows.min(cols) < least => None,
-            // In bfloat16 it needs the guard, and nobody waits for a device to see a norm.
+            // In bfloat16 it needs the guard, for which the host would wait for a norm.
             Form::Auto if self.on_device && dtype == DType::BF16 => None,
             _ => {
                 let found = restarts(&polynomial.rows, unit_roundoff(dtype));

@@ -50,12 +50,12 @@ pub(super) fn iterate(products: &mut impl Products, steps: &[Step], by: Option<f
     Ok(())
 }
 
-/// `S[1] <- gamma (ratio S[0] + square S[0]²)`.
-fn quadratic(products: &mut impl Products, step: &Step, gamma: f64) -> Result<()> {
+/// `S[out] <- gamma (ratio S[0] + square S[0]²)`.
+fn quadratic(products: &mut impl Products, out: usize, step: &Step, gamma: f64) -> Result<()> {
     if step.square {
-        products.multiply(1, [0, 0], &[(step.ratio, 0)], gamma)
+        products.multiply(out, [0, 0], &[(step.ratio, 0)], gamma)
     } else {
-        products.combine(1, 0.0, 0, gamma * step.ratio)
+        products.combine(out, 0.0, 0, gamma * step.ratio)
     }
 }
 
@@ -64,7 +64,7 @@ fn quadratic_and_apply(products: &mut impl Products, step: &Step, gamma: f64, ke
     if step.square {
         return products.multiply_and_apply(1, [0, 0], &[(step.ratio, 0)], gamma, keep);
     }
-    quadratic(products, step, gamma)?;
+    quadratic(products, 1, step, gamma)?;
     products.apply(1, keep, 1.0)
 }
 
@@ -81,10 +81,9 @@ pub(super) fn iterate_gram(
     restarts: &[usize],
     by: Option<f64>,
 ) -> Result<()> {
-    // The Gram matrix, the factor of a step, their product, and one to write to; the first two as `quadratic` wants them.
+    // The Gram matrix, the factor of a step, the product of factors, and one to write to.
     const G: usize = 0;
-    const Z: usize = 1;
-    let (mut product, mut free) = (2, 3);
+    let (mut factor, mut product, mut free) = (1, 2, 3);
     let mut linear = 1.0;
     for (i, step) in steps.iter().enumerate() {
         let fresh = i == 0 || restarts.contains(&i);
@@ -98,7 +97,7 @@ pub(super) fn iterate_gram(
             quadratic_of_both(products, step, gamma, by)?;
             scale = by * by;
             if last {
-                products.apply(Z, keep, keep)?;
+                products.apply(factor, keep, keep)?;
                 continue;
             }
         } else {
@@ -109,22 +108,23 @@ pub(super) fn iterate_gram(
                 quadratic_and_apply(products, step, keep * gamma, keep)?;
                 continue;
             }
-            quadratic(products, step, gamma)?;
+            quadratic(products, factor, step, gamma)?;
         }
         if !last {
             // G <- l² (I + Z) G (I + Z).
-            products.multiply(free, [G, Z], &[(1.0, G)], scale)?;
-            products.multiply(G, [free, Z], &[(1.0, free)], step.linear * step.linear)?;
+            products.multiply(free, [G, factor], &[(1.0, G)], scale)?;
+            products.multiply(G, [free, factor], &[(1.0, free)], step.linear * step.linear)?;
         }
         if fresh {
-            products.combine(product, 0.0, Z, 1.0)?;
+            // The product of one.
+            std::mem::swap(&mut product, &mut factor);
             continue;
         }
-        let sum = [(1.0, product), (1.0, Z)];
+        let sum = [(1.0, product), (1.0, factor)];
         if last {
-            products.multiply_and_apply(free, [product, Z], &sum, keep, keep)?;
+            products.multiply_and_apply(free, [product, factor], &sum, keep, keep)?;
         } else {
-            products.multiply(free, [product, Z], &sum, 1.0)?;
+            products.multiply(free, [product, factor], &sum, 1.0)?;
         }
         std::mem::swap(&mut product, &mut free);
     }

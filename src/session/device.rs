@@ -49,7 +49,7 @@ fn require_supported(plan: &Plan) -> Result<()> {
 /// Refuses to have a step captured that a replay would not repeat as another one.
 ///
 /// In replays of `torch.cuda.graph` an `lr` that is a tensor on the device is live, with the decay that is
-/// proportional to it. `AdamW`, `AdEMAMix`, `Lamb`, `Adafactor` and CAME count steps on the device.
+/// proportional to it. Element-wise classes, `Adafactor` and CAME count steps on the device.
 /// `GaLoreAdamW`, `APOLLOAdamW` and SOAP keep the bias corrections of the capture, and `GaLoreAdamW`, SOAP
 /// and `SOAPMuon` its bases. Other settings are those of the capture.
 ///

@@ -293,7 +293,7 @@ ALL_PASS = [
 
 def test_report_in_which_all_parts_pass_is_a_proof() -> None:
     assert self_check.GROUPS[0] == proof.BY_GROUPS
-    assert len(BY_GROUPS) == 2
+    assert len(BY_GROUPS) == 3
     assert proof.proven({"capability": "9.0", "parts": ALL_PASS})
     assert proof.proven({"device": {"capability": "9.0"}, "parts": ALL_PASS})
     # It is enough that a part of another source was left out on purpose.
