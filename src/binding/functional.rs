@@ -134,6 +134,7 @@ fn orthonormalize<'py>(
         let _there = enter_device(place, stream, false, POLAR)?;
         threads::set(usize::try_from(tch::get_num_threads()).unwrap_or(1));
         options.on_device = place != Device::Cpu;
+        options.matrix_units = matrix.device().is_cuda();
         let orthonormalizer = Orthonormalizer::from_options(&options)?;
         let mut batch = as_batch(&matrix)?;
         let (b, m, n) = batch.size3()?;

@@ -97,8 +97,8 @@ impl Orthonormalizer {
     /// Reads the method that a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or
     /// "svd"); the polynomial is `ns_coefficients` (a name, one triple for every step, or triples) or, without, Polar
     /// Express or Newton–Schulz by `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is
-    /// [`POLAR_EXPRESS_FAST`]. Where `orth_dtype` is "float16", and on a device where it is "auto", matrices in
-    /// bfloat16 are multiplied in float16.
+    /// [`POLAR_EXPRESS_FAST`]. Where `orth_dtype` is "float16", and on a device with matrix units where it is
+    /// "auto", matrices in bfloat16 are multiplied in float16.
     ///
     /// # Errors
     /// [`Error::Value`] for values of the wrong kind.
@@ -146,7 +146,7 @@ impl Orthonormalizer {
         };
         let on_device = options.on_device;
         let float16 = match options.dtype("orth_dtype")? {
-            None => on_device,
+            None => options.matrix_units,
             Some(dtype) => dtype == DType::F16,
         };
         let kind = match (options.callback("newton_schulz_func")?, form) {

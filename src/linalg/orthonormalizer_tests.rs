@@ -126,7 +126,7 @@ fn auto_takes_the_gram_form_for_long_matrices() {
 fn devices_multiply_in_float16_unless_told_otherwise() {
     let of = |on_device: bool, name: &str, method: &str| {
         let mut options = options(&[("orth_dtype", word(name)), ("orth_method", word(method))]);
-        options.on_device = on_device;
+        (options.on_device, options.matrix_units) = (on_device, on_device);
         Orthonormalizer::from_options(&options).unwrap()
     };
     let forms = |o: &Orthonormalizer, cols: usize| o.gram_restarts(1024, cols, o.product(DType::BF16));

@@ -231,6 +231,6 @@ def test_dion_bfloat16_products_leave_a_wider_momentum_exact(
 
 def test_dion_half_precision_products_are_refused_with_the_choices() -> None:
     with pytest.raises(
-        ValueError, match="orth_dtype must be one of 'auto', 'bfloat16', 'float32', 'float64'"
+        ValueError, match="orth_dtype must be one of 'auto', 'bfloat16', 'tf32', 'float32', 'float64'"
     ):
         oxidion.Dion([torch.nn.Parameter(torch.zeros(4, 4))], orth_dtype="float16")
