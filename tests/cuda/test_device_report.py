@@ -115,7 +115,7 @@ def test_everything_that_is_aimed_at_has_its_figure(report: dict[str, Any], chec
     command = [sys.executable, str(BENCHMARKS / "cuda.py"), "--show", str(kept)]
     tables = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "| 4 x 4096 x 4096 | torch (cuBLAS) |" in tables
-    assert "oxidion.Muon bfloat16" in tables
+    assert "oxidion.Muon libtorch bfloat16" in tables
 
 
 def test_a_report_proves_the_products_of_its_architecture(report: dict[str, Any], checkout: Path) -> None:
