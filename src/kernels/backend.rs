@@ -138,9 +138,12 @@ impl Products {
     /// The guard, which does nothing on the CPU.
     #[must_use]
     pub fn begin(tf32: bool) -> Self {
-        // SAFETY: it sets what torch has for products, and a number of this thread.
-        let before =
-            if on_device() && !is_emulated() { unsafe { oxidion_products(tf32) } } else { null_mut() };
+        let before = if on_device() && !is_emulated() {
+            // SAFETY: it sets what torch has for products, and a number of this thread.
+            unsafe { oxidion_products(tf32) }
+        } else {
+            null_mut()
+        };
         Self { outer: TF32.replace(tf32 && on_device()), before }
     }
 }
