@@ -233,9 +233,10 @@ def float16(total: int, side: int) -> list[Row]:
     return rows
 
 
+# Sums of rows in "aol" are below the range of float16: it is refused there.
 POLYNOMIALS = [
     {"orth_preset": "fast"},
-    *({"ns_coefficients": name} for name in POLYNOMIAL_NAMES),
+    *({"ns_coefficients": name} for name in POLYNOMIAL_NAMES if name != "aol"),
 ]
 
 

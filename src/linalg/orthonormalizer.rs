@@ -145,8 +145,16 @@ impl Orthonormalizer {
             }
         };
         let on_device = options.on_device;
+        // Squares of small rows are below the range of float16, and what they are divided by would be wrong.
+        let divides_rows = polynomial.preconditioner == Preconditioner::Aol;
         let float16 = match options.dtype("orth_dtype")? {
-            None => options.matrix_units,
+            Some(DType::F16) if divides_rows => {
+                return Err(Error::Value(
+                    "ns_coefficients 'aol' divides rows by sums that float16 cannot hold: use orth_dtype 'bfloat16'"
+                        .into(),
+                ));
+            }
+            None => options.matrix_units && !divides_rows,
             Some(dtype) => dtype == DType::F16,
         };
         let kind = match (options.callback("newton_schulz_func")?, form) {

@@ -144,6 +144,13 @@ fn devices_multiply_in_float16_unless_told_otherwise() {
             assert_eq!(made.product(dtype), dtype);
         }
     }
+    let aol = |name: &str| {
+        let mut options = options(&[("orth_dtype", word(name)), ("ns_coefficients", word("aol"))]);
+        (options.on_device, options.matrix_units) = (true, true);
+        Orthonormalizer::from_options(&options)
+    };
+    assert_eq!(aol("auto").unwrap().product(DType::BF16), DType::BF16);
+    assert!(aol("float16").unwrap_err().to_string().contains("float16 cannot hold"));
     // The Gram form from 1.5 times as many columns on, with one restart; in bfloat16 only where it is asked for.
     let auto = of(true, "auto", "auto");
     assert_eq!(forms(&auto, 1536), Some(vec![2]));
