@@ -218,7 +218,7 @@ std::string products(const at::Context &context) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
   return at::precision2str(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
 #elif TORCH_VERSION_MINOR == 9
-  return const_cast<at::Context &>(context).float32Precision("cuda", "matmul");
+  return context.float32Precision("cuda", "matmul");
 #else
   return context.allowTF32CuBLAS() ? "tf32" : "ieee";
 #endif

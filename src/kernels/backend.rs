@@ -163,17 +163,17 @@ pub(super) fn operands(dtype: DType) -> DType {
     if dtype == DType::F32 && TF32.get() { DType::F16 } else { dtype }
 }
 
-/// An operand of a product as the device takes it: rounded on an emulated device where products are in TF32.
+/// An operand of a product as an emulated device takes it in TF32: rounded. None where it is used as it is.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn operand(x: Tensor) -> Result<Tensor> {
+pub fn rounded(x: &Tensor) -> Result<Option<Tensor>> {
     const HALF: i64 = 1 << 12;
     if !TF32.get() || !is_emulated() || x.f_kind()? != Kind::Float {
-        return Ok(x);
+        return Ok(None);
     }
     let bits = x.f_contiguous()?.f_view_dtype(Kind::Int)?.f_add_scalar(HALF)?.f_bitwise_and(-2 * HALF)?;
-    Ok(bits.f_view_dtype(Kind::Float)?)
+    Ok(Some(bits.f_view_dtype(Kind::Float)?))
 }
 
 /// The learning rate that is on the device, if there is one.

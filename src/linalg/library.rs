@@ -112,6 +112,20 @@ impl Library {
         Ok(())
     }
 
+    /// `S[out] <- factor (Σ S[add] + S[a] S[b]) + identity I`, where a kernel computes it; else nothing, and false.
+    fn by_kernel(
+        &self,
+        out: usize,
+        [a, b]: [usize; 2],
+        add: &[(f64, usize)],
+        scalars: [f64; 2],
+    ) -> Result<bool> {
+        let addends = add.iter().map(|(weight, other)| Ok((*weight, self.square(*other)?)));
+        let addends = addends.collect::<Result<Vec<_>>>()?;
+        let add: Vec<_> = addends.iter().map(|(weight, other)| (*weight, other)).collect();
+        symmetric_product(&self.square(out)?, [&self.square(a)?, &self.square(b)?], &add, scalars)
+    }
+
     fn swap(&mut self) {
         std::mem::swap(&mut self.current, &mut self.next);
         self.swapped = !self.swapped;
@@ -142,23 +156,20 @@ impl Products for Library {
     }
 
     fn multiply(&mut self, out: usize, [a, b]: [usize; 2], add: &[(f64, usize)], factor: f64) -> Result<()> {
-        let mut to = self.square(out)?;
-        let (a, b) = (self.square(a)?, self.square(b)?);
-        let addends = add.iter().map(|(weight, other)| Ok((*weight, self.square(*other)?)));
-        let addends = addends.collect::<Result<Vec<_>>>()?;
-        let add: Vec<_> = addends.iter().map(|(weight, other)| (*weight, other)).collect();
-        if symmetric_product(&to, [&a, &b], &add, [factor, 0.0])? {
+        if self.by_kernel(out, [a, b], add, [factor, 0.0])? {
             return Ok(());
         }
-        match &*add {
+        let mut to = self.square(out)?;
+        let (a, b) = (self.square(a)?, self.square(b)?);
+        match add {
             [] => {
                 let _ = to.f_zero_()?;
             }
             [(weight, first), rest @ ..] => {
-                let _ = first.f_mul_out(&to, &number(*weight)?)?;
+                let _ = self.square(*first)?.f_mul_out(&to, &number(*weight)?)?;
                 for (weight, other) in rest {
-                    let other =
-                        if is_one(*weight) { other.f_alias()? } else { other.f_mul_scalar(*weight)? };
+                    let other = self.square(*other)?;
+                    let other = if is_one(*weight) { other } else { other.f_mul_scalar(*weight)? };
                     let _ = to.f_add_(&other)?;
                 }
             }
@@ -202,21 +213,15 @@ impl Products for Library {
     fn multiply_and_apply(
         &mut self,
         out: usize,
-        [a, b]: [usize; 2],
+        operands: [usize; 2],
         add: &[(f64, usize)],
         factor: f64,
         keep: f64,
     ) -> Result<()> {
-        if self.adds_identity()? {
-            let addends = add.iter().map(|(weight, other)| Ok((*weight, self.square(*other)?)));
-            let addends = addends.collect::<Result<Vec<_>>>()?;
-            let add: Vec<_> = addends.iter().map(|(weight, other)| (*weight, other)).collect();
-            let p = self.square(out)?;
-            if symmetric_product(&p, [&self.square(a)?, &self.square(b)?], &add, [factor, keep])? {
-                return self.replace(&p);
-            }
+        if self.adds_identity()? && self.by_kernel(out, operands, add, [factor, keep])? {
+            return self.replace(&self.square(out)?);
         }
-        self.multiply(out, [a, b], add, factor)?;
+        self.multiply(out, operands, add, factor)?;
         self.apply(out, keep, 1.0)
     }
 

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::error::{Error, Result};
 use crate::kernels::{
-    self, Decay, Job, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, operand,
+    self, Decay, Job, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, rounded,
     stream,
 };
 use crate::tensor::{MatrixViewMut, Stack, stacked, stacked_mut};
@@ -172,7 +172,7 @@ fn in_stacks(products: &mut [ThinProduct<'_>]) -> Result<()> {
             let right = stacked(same.iter().map(|p| p.right.0))?;
             let left = if turned[0] { left.f_transpose(1, 2)? } else { left.f_alias()? };
             let right = if turned[1] { right.f_transpose(1, 2)? } else { right.f_alias()? };
-            let (left, right) = (operand(left)?, operand(right)?);
+            let (left, right) = (rounded(&left)?.unwrap_or(left), rounded(&right)?.unwrap_or(right));
             let mut out = stacked_mut(same.iter_mut().map(|p| &mut p.out).collect())?;
             let _ = if keep == 0.0 { left.f_bmm_out(&out, &right)? } else { out.f_baddbmm_(&left, &right)? };
         }
@@ -203,7 +203,8 @@ fn by_library(product: &mut ThinProduct<'_>) -> Result<()> {
     let (left_turned, right_turned) = (turned(&left, product.left.1)?, turned(&right, product.right.1)?);
     let left = left_turned.as_ref().unwrap_or(&left);
     let right = right_turned.as_ref().unwrap_or(&right);
-    let (left, right) = (&operand(left.f_alias()?)?, &operand(right.f_alias()?)?);
+    let (left_rounded, right_rounded) = (rounded(left)?, rounded(right)?);
+    let (left, right) = (left_rounded.as_ref().unwrap_or(left), right_rounded.as_ref().unwrap_or(right));
     if product.keep == 0.0 {
         let _ = left.f_mm_out(&out, right)?;
         return Ok(());

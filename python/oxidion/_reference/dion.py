@@ -50,7 +50,7 @@ def product_type(group: Group) -> torch.dtype:
 def operand_type(group: Group) -> torch.dtype:
     """The type whose bits the operands of products have: float16 for float32 in TF32, which devices have."""
     products = product_type(group)
-    in_tf32 = group.get("orth_dtype") == "tf32" and group.get("on_device", False)
+    in_tf32 = group.get("on_device", False) and group.get("orth_dtype") in (None, "auto", "tf32")
     return torch.float16 if in_tf32 and products == torch.float32 else products
 
 

@@ -143,6 +143,11 @@ impl Dion {
         self.orth_dtype.unwrap_or(needed)
     }
 
+    /// The type whose bits the operands of products of this type have: float16 for float32 in TF32.
+    fn operand(&self, product: DType) -> DType {
+        if self.tf32 && product == DType::F32 { DType::F16 } else { product }
+    }
+
     /// Tests whether the update is a matrix of its own before it goes to the parameter, which is then written once.
     fn in_two_steps(&self, param: DType, product: DType) -> bool {
         self.cautious || param != product
@@ -333,12 +338,11 @@ impl Algorithm for Dion {
             blocks.iter().map(|b| cost(b, flops(self.rank(b.rows, b.cols)))).sum()
         };
         let product = self.product(p.dtype, self.storage.momentum(p, self.momentum_dtype).dtype);
-        let operands = if self.tf32 && product == DType::F32 { DType::F16 } else { product };
         Description {
             view: self.view.phrase(p),
             lr_factor: self.adjust.factor(self.view.fans(first.rows, first.cols)),
             rank: blocks.iter().map(|b| self.rank(b.rows, b.cols)).max(),
-            roundoff: Some(unit_roundoff(operands)),
+            roundoff: Some(unit_roundoff(self.operand(product))),
             flops: total(&products),
             whole_flops: total(&whole),
         }

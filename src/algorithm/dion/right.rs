@@ -102,7 +102,8 @@ impl Dion {
     /// The factors, in the place of what they are made of.
     pub(super) fn orthonormalize_right(&self, io: &mut StageIo<'_>) -> Result<()> {
         let StageIo { units, buffers, class, .. } = io;
-        let rounding = Rounding { of: Size::Each, stored: self.stored(class.state[MOMENTUM]) };
+        let stored = self.stored(class.state[MOMENTUM], buffers.get(RIGHT)?.flat.dtype());
+        let rounding = Rounding { of: Size::Each, stored };
         let [right, live] = buffers.several([RIGHT, LIVE])?;
         let mut report = Report::default();
         if units.iter().enumerate().all(|(i, unit)| unit.position == i) {

@@ -56,10 +56,11 @@ impl Dion {
         }
     }
 
-    /// Relative rounding of the momentum's elements as the products have them.
-    pub(super) fn stored(&self, momentum: DType) -> f64 {
-        let operand = if self.tf32 { stored_epsilon(DType::F16) } else { 0.0 };
-        stored_epsilon(momentum).max(operand)
+    /// Relative rounding of the momentum's elements as products of this type have them.
+    pub(super) fn stored(&self, momentum: DType, product: DType) -> f64 {
+        let stored = stored_epsilon(momentum);
+        let operand = self.operand(product);
+        if operand == product { stored } else { stored.max(stored_epsilon(operand)) }
     }
 
     /// Storage of the momentum, the same for all of the bucket's matrices.
@@ -164,7 +165,8 @@ impl Dion {
     pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper, of: Size) -> Result<()> {
         let StageIo { units, buffers, probe, .. } = io;
         // Of whole matrices units have no state.
-        let rounding = Rounding { of, stored: self.stored(io.class.state[MOMENTUM]) };
+        let stored = self.stored(io.class.state[MOMENTUM], buffers.get(P)?.flat.dtype());
+        let rounding = Rounding { of, stored };
         let mut p = buffers.get_mut(P)?.batch(units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where a column of Q sees nothing of the momentum, or what others see: there is no direction of its own.
