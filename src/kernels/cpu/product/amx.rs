@@ -2,11 +2,13 @@
 //! intrinsics for it.
 
 use std::arch::asm;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use half::bf16;
 
 use super::pack::panel;
+use super::tiled::{CHUNK, Sums};
 use super::tiles::Bf16Avx512;
 use super::transpose::mirror_bf16;
 use super::types::{Call, Mirror, Rows, Tile};
@@ -15,6 +17,13 @@ use super::types::{Call, Mirror, Rows, Tile};
 const SIDE: usize = 32;
 /// Elements along the inner dimension in a register.
 const DEPTH: usize = 32;
+/// Steps along the inner dimension between which the sums of a task go through memory.
+///
+/// A step multiplies for 64 cycles and reads 2 KiB of rows and 2 KiB of columns. A whole inner dimension of both does not fit
+/// into the first-level cache: its 64 bytes a cycle would come from the second level, which gives 48, and those of the rows
+/// from the third, which gives about 10. Two panels of columns and one of rows in parts of six steps take 36 of 48 KiB, and
+/// the sums 8: then 36 bytes a cycle come from the second level and at most 16 from the third.
+const PART: usize = 6;
 
 /// Configuration that `ldtilecfg` reads: eight registers of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -86,8 +95,8 @@ fn is_permitted() -> bool {
     false
 }
 
-/// Multiplies two small matrices of whole numbers.
-fn multiplies() -> bool {
+/// Multiplies two small matrices of whole numbers twice, and adds the results.
+pub(super) fn multiplies() -> bool {
     let left = |i: usize, p: usize| (i * 7 + p * 3) % 11;
     let right = |p: usize, j: usize| (p * 5 + j * 13) % 7;
     let number = |x: usize| bf16::from_f32(f32::from(u8::try_from(x).unwrap_or(0)));
@@ -102,11 +111,11 @@ fn multiplies() -> bool {
     // SAFETY: CPU, system and permission were asked for; the panels have one step and the sums are a tile.
     unsafe {
         configure();
-        Bf16Amx::multiply(1, panels[0].as_ptr(), panels[1].as_ptr(), sums.as_mut_ptr());
+        (0..2).for_each(|i| multiply(i > 0, 1, panels[0].as_ptr(), panels[1].as_ptr(), sums.as_mut_ptr()));
         release();
     }
     (0..SIDE * SIDE).all(|at| {
-        let exact: usize = (0..DEPTH).map(|p| left(at / SIDE, p) * right(p, at % SIDE)).sum();
+        let exact: usize = (0..DEPTH).map(|p| 2 * left(at / SIDE, p) * right(p, at % SIDE)).sum();
         f64::from(sums[at]).to_bits() == f64::from(u32::try_from(exact).unwrap_or(0)).to_bits()
     })
 }
@@ -137,50 +146,15 @@ impl Tile for Bf16Amx {
     const ROWS: usize = SIDE;
     const COLS: usize = SIDE;
     const DEPTH: usize = DEPTH;
+    const ABREAST: usize = 2;
     const TRANSPOSES: bool = true;
 
     /// # Safety
     /// As the trait says, with registers that [`configure`] gave their shapes.
     #[inline]
     unsafe fn multiply(steps: usize, a: *const bf16, b: *const bf16, out: *mut f32) {
-        // SAFETY: the caller's. A step reads 32 rows of 64 bytes, and 16 rows of 128 bytes; a row of sums has 128.
-        unsafe {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "test {steps}, {steps}",
-                "jz 3f",
-                "2:",
-                "tileloadd tmm4, [{a} + {row}]",
-                "tileloadd tmm6, [{b} + {pair}]",
-                "tileloadd tmm7, [{b} + {pair} + 64]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a} + {row} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a}, 2048",
-                "add {b}, 2048",
-                "dec {steps}",
-                "jnz 2b",
-                "3:",
-                "tilestored [{out} + {pair}], tmm0",
-                "tilestored [{out} + {pair} + 64], tmm1",
-                "tilestored [{out} + {pair} + 2048], tmm2",
-                "tilestored [{out} + {pair} + 2112], tmm3",
-                steps = inout(reg) steps => _,
-                a = inout(reg) a => _,
-                b = inout(reg) b => _,
-                out = in(reg) out,
-                row = in(reg) 64_usize,
-                pair = in(reg) 128_usize,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
-            );
-        }
+        // SAFETY: the caller's.
+        unsafe { multiply(false, steps, a, b, out) };
     }
 
     /// # Safety
@@ -221,8 +195,101 @@ impl Tile for Bf16Amx {
         // SAFETY: the caller's; [`is_usable`] asked for the permission before there was a kernel.
         unsafe {
             configure();
-            call.task::<Self>(task);
+            by_parts(call, task);
             release();
+        }
+    }
+}
+
+/// Multiplies panels as [`Tile::multiply`] does, and adds to the sums that are in `out` if there are `more`.
+///
+/// # Safety
+/// As there, with registers that [`configure`] gave their shapes.
+#[inline]
+unsafe fn multiply(more: bool, steps: usize, a: *const bf16, b: *const bf16, out: *mut f32) {
+    // SAFETY: the caller's. A step reads 32 rows of 64 bytes, and 16 rows of 128 bytes; a row of sums has 128.
+    unsafe {
+        asm!(
+            "test {more}, {more}",
+            "jz 4f",
+            "tileloadd tmm0, [{out} + {pair}]",
+            "tileloadd tmm1, [{out} + {pair} + 64]",
+            "tileloadd tmm2, [{out} + {pair} + 2048]",
+            "tileloadd tmm3, [{out} + {pair} + 2112]",
+            "jmp 5f",
+            "4:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "5:",
+            "test {steps}, {steps}",
+            "jz 3f",
+            "2:",
+            "tileloadd tmm4, [{a} + {row}]",
+            "tileloadd tmm6, [{b} + {pair}]",
+            "tileloadd tmm7, [{b} + {pair} + 64]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{a} + {row} + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {b}, 2048",
+            "dec {steps}",
+            "jnz 2b",
+            "3:",
+            "tilestored [{out} + {pair}], tmm0",
+            "tilestored [{out} + {pair} + 64], tmm1",
+            "tilestored [{out} + {pair} + 2048], tmm2",
+            "tilestored [{out} + {pair} + 2112], tmm3",
+            more = in(reg) usize::from(more),
+            steps = inout(reg) steps => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            out = in(reg) out,
+            row = in(reg) 64_usize,
+            pair = in(reg) 128_usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+}
+
+/// Multiplies the panels of a task, a part of the inner dimension after the other.
+///
+/// # Safety
+/// As [`Call::task`], with registers that [`configure`] gave their shapes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
+    let [rows, columns] = call.panels::<Bf16Amx>(task);
+    let steps = call.steps::<Bf16Amx>();
+    let parts = steps.div_ceil(PART).max(1);
+    let length = steps.div_ceil(parts).max(1);
+    let mut sums = [const { MaybeUninit::<Sums<f32>>::uninit() }; Bf16Amx::ABREAST * CHUNK];
+    for part in 0..parts {
+        let begin = part * length;
+        let count = length.min(steps.saturating_sub(begin));
+        for row in rows.clone() {
+            for column in columns.clone().filter(|column| row >= call.first::<Bf16Amx>(*column)) {
+                // Sums that need not be kept lie in one place, which stays in the first-level cache.
+                let at = (row - rows.start) * Bf16Amx::ABREAST + column - columns.start;
+                let sums = &mut sums[if parts == 1 { 0 } else { at }];
+                // SAFETY: the panels are there, and have the steps; the first part writes the sums.
+                unsafe {
+                    let spot = call.spot::<Bf16Amx>([row, column]);
+                    let [a, b] = [spot.a, spot.b].map(|panel| panel.add(begin * SIDE * DEPTH));
+                    if part + 1 < parts {
+                        multiply(part > 0, count, a, b, sums.as_mut_ptr().cast());
+                    } else {
+                        call.fetch(&spot);
+                        multiply(part > 0, count, a, b, sums.as_mut_ptr().cast());
+                        call.finish::<Bf16Amx>(sums.assume_init_mut(), &spot);
+                    }
+                }
+            }
         }
     }
 }

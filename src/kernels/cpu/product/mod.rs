@@ -5,6 +5,8 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod amx;
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux", not(miri)))]
+mod amx_emulated;
 mod combine;
 mod dense;
 mod diagonal;

@@ -18,10 +18,22 @@ fn kernels() -> Vec<Kernel> {
     if features.avx512 && features.avx512_bf16 {
         found.push(Kernel::Bf16Avx512);
     }
-    if features.avx512 && features.amx_bf16 {
+    if features.avx512 && (features.amx_bf16 || can_be_emulated()) {
         found.push(Kernel::Bf16Amx);
     }
     found
+}
+
+/// Tests whether AMX's instructions are emulated from now on.
+fn can_be_emulated() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+    {
+        super::amx_emulated::install()
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+    {
+        false
+    }
 }
 
 fn random(rows: usize, cols: usize, kernel: Kernel, seed: i64) -> Tensor {
@@ -92,9 +104,16 @@ fn features_choose_the_kernel() {
 #[test]
 fn every_layout_and_size_gives_the_product() {
     for kernel in kernels() {
-        for (m, n, k) in
-            [(1, 1, 1), (13, 32, 16), (14, 33, 17), (5, 70, 3), (40, 31, 260), (64, 64, 64), (801, 33, 40)]
-        {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (13, 32, 16),
+            (14, 33, 17),
+            (5, 70, 3),
+            (40, 31, 260),
+            (64, 64, 64),
+            (801, 33, 40),
+            (70, 100, 900),
+        ] {
             let (a, b) = (random(m, k, kernel, 1), random(k, n, kernel, 2));
             let wide = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
             let (a_t, b_t) = (a.transpose(0, 1).contiguous(), b.transpose(0, 1).contiguous());
@@ -108,6 +127,14 @@ fn every_layout_and_size_gives_the_product() {
                 }
             }
         }
+    }
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+fn amx_tells_by_a_small_product_that_it_multiplies() {
+    if std::is_x86_feature_detected!("avx512bw") && can_be_emulated() {
+        assert!(super::amx::multiplies());
     }
 }
 

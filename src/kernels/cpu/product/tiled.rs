@@ -1,11 +1,13 @@
 //! The loops over the tiles of a product, and what is done with a tile that is complete.
 
+use std::ops::Range;
+
 use super::Outcome;
 use super::types::{Call, MOST, Mirror, Number, Tile};
 use crate::kernels::formula::Num as _;
 
 /// Panels of rows that one task multiplies with a panel of columns.
-const CHUNK: usize = 24;
+pub(super) const CHUNK: usize = 24;
 /// Bytes of a result that are in the second-level cache anyway.
 const CACHED: usize = 1 << 18;
 /// Columns of the widest tile.
@@ -13,12 +15,51 @@ const WIDEST: usize = 32;
 
 /// The sums of a tile, in whole lines of the cache.
 #[repr(align(64))]
-struct Sums<W>([W; MOST]);
+pub(super) struct Sums<W>(pub(super) [W; MOST]);
+
+/// A tile of a result and the panels that it is the product of.
+pub(super) struct Spot<E> {
+    /// The panel of rows.
+    pub(super) a: *const E,
+    /// The panel of columns.
+    pub(super) b: *const E,
+    /// First row and first column.
+    place: [usize; 2],
+    /// Rows and columns that there are.
+    size: [usize; 2],
+}
 
 impl<E: Number> Call<'_, E> {
     /// The number of tasks.
     pub(super) fn tasks<T: Tile>(&self) -> usize {
-        self.size[1].div_ceil(T::COLS) * self.size[0].div_ceil(T::ROWS).div_ceil(CHUNK)
+        self.size[1].div_ceil(T::COLS * T::ABREAST) * self.size[0].div_ceil(T::ROWS).div_ceil(CHUNK)
+    }
+
+    /// Panels of rows and of columns of a task. Consecutive tasks share the panels of columns: a Muon step on 2048 x 2048 in
+    /// float32 takes 1.05 to 1.1 times as long where they share those of rows, at one thread.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn panels<T: Tile>(&self, task: usize) -> [Range<usize>; 2] {
+        let [rows, columns] = [self.size[0].div_ceil(T::ROWS), self.size[1].div_ceil(T::COLS)];
+        let chunks = rows.div_ceil(CHUNK);
+        let (group, chunk) = (task / chunks, task % chunks);
+        [
+            chunk * CHUNK..rows.min((chunk + 1) * CHUNK),
+            group * T::ABREAST..columns.min((group + 1) * T::ABREAST),
+        ]
+    }
+
+    /// The first panel of rows of which a panel of columns needs a tile: of a symmetric product only tiles that reach
+    /// below the diagonal are computed.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn first<T: Tile>(&self, column: usize) -> usize {
+        if self.outcome == Outcome::Symmetric { column * T::COLS / T::ROWS } else { 0 }
+    }
+
+    /// Groups of `DEPTH` elements along the inner dimension.
+    pub(super) fn steps<T: Tile>(&self) -> usize {
+        self.size[2].div_ceil(T::DEPTH)
     }
 
     /// One panel of columns times some panels of rows.
@@ -27,37 +68,55 @@ impl<E: Number> Call<'_, E> {
     /// The machine has the tile's instruction set, and the pointers reach as far as [`super::Product`] says.
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    #[allow(clippy::many_single_char_names)] // the letters of a product
     pub(super) unsafe fn task<T: Tile<Element = E>>(&self, task: usize) {
-        let [m, n, inner] = self.size;
-        let panels = m.div_ceil(T::ROWS);
-        let chunks = panels.div_ceil(CHUNK);
-        let (column, chunk) = (task / chunks, task % chunks);
-        // Of a symmetric product only tiles that reach below the diagonal.
-        let first = if self.outcome == Outcome::Symmetric { column * T::COLS / T::ROWS } else { 0 };
-        let last = panels.min((chunk + 1) * CHUNK);
-        let depth = inner.next_multiple_of(T::DEPTH);
+        let [rows, columns] = self.panels::<T>(task);
         let mut sums = Sums([E::Wide::default(); MOST]);
-        let sums = &mut sums.0;
-        for row in first.max(chunk * CHUNK)..last {
-            // SAFETY: panel `row` of the rows and `column` of the columns are there, and `sums` has room for a tile.
-            unsafe {
-                let a = self.left.add(row * T::ROWS * depth * T::UNITS);
-                let b = self.right.add(column * T::COLS * depth * T::UNITS);
-                let place = [row * T::ROWS, column * T::COLS];
-                let size = [T::ROWS.min(m - place[0]), T::COLS.min(n - place[1])];
-                if self.size[0] * n * size_of::<E>() > CACHED {
-                    self.fetch(place, size);
+        for column in columns {
+            for row in rows.start.max(self.first::<T>(column))..rows.end {
+                // SAFETY: the panels are there, and `sums` has room for a tile.
+                unsafe {
+                    let spot = self.spot::<T>([row, column]);
+                    self.fetch(&spot);
+                    T::multiply(self.steps::<T>(), spot.a, spot.b, sums.0.as_mut_ptr());
+                    self.finish::<T>(&mut sums, &spot);
                 }
-                T::multiply(depth / T::DEPTH, a, b, sums.as_mut_ptr());
-                if self.outcome == Outcome::Transposed {
-                    let [rows, cols] = size;
-                    let whole = Mirror { rows, cols, below: -cols.cast_signed(), stride: self.stride };
-                    let to = self.out.add(place[1] * self.stride + place[0]);
-                    T::mirror(sums.as_ptr(), &whole, to);
-                    continue;
-                }
-                self.store::<T>(sums, place, size);
+            }
+        }
+    }
+
+    /// The tile at these panels of rows and columns.
+    ///
+    /// # Safety
+    /// The panels are there.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) unsafe fn spot<T: Tile<Element = E>>(&self, [row, column]: [usize; 2]) -> Spot<E> {
+        let [m, n, _] = self.size;
+        let depth = self.steps::<T>() * T::DEPTH;
+        let place = [row * T::ROWS, column * T::COLS];
+        // SAFETY: the caller's.
+        let [a, b] = unsafe {
+            [self.left.add(place[0] * depth * T::UNITS), self.right.add(place[1] * depth * T::UNITS)]
+        };
+        Spot { a, b, place, size: [T::ROWS.min(m - place[0]), T::COLS.min(n - place[1])] }
+    }
+
+    /// Writes a tile whose sums are complete.
+    ///
+    /// # Safety
+    /// As [`task`](Self::task).
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) unsafe fn finish<T: Tile<Element = E>>(&self, sums: &mut Sums<E::Wide>, spot: &Spot<E>) {
+        // SAFETY: the caller's.
+        unsafe {
+            if self.outcome == Outcome::Transposed {
+                let [rows, cols] = spot.size;
+                let whole = Mirror { rows, cols, below: -cols.cast_signed(), stride: self.stride };
+                let to = self.out.add(spot.place[1] * self.stride + spot.place[0]);
+                T::mirror(sums.0.as_ptr(), &whole, to);
+            } else {
+                self.store::<T>(&mut sums.0, spot.place, spot.size);
             }
         }
     }
@@ -66,7 +125,11 @@ impl<E: Number> Call<'_, E> {
     /// their own, and waiting for them costs a tenth of a product of size 1024.
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    fn fetch(&self, [top, left]: [usize; 2], [rows, cols]: [usize; 2]) {
+    pub(super) fn fetch(&self, spot: &Spot<E>) {
+        if self.size[0] * self.size[1] * size_of::<E>() <= CACHED {
+            return;
+        }
+        let ([top, left], [rows, cols]) = (spot.place, spot.size);
         let line = 64 / size_of::<E>();
         let ask = |first: usize, [count, len]: [usize; 2]| {
             for i in 0..count {

@@ -59,6 +59,8 @@ pub(super) trait Tile: Sized {
     const DEPTH: usize;
     /// Elements of a panel's memory that one of the operand takes there: 2 where it is widened.
     const UNITS: usize = 1;
+    /// Panels of columns of a task.
+    const ABREAST: usize = 1;
     /// True if rows of 16 units of 32 bits are transposed in registers.
     const TRANSPOSES: bool;
 

@@ -1,0 +1,37 @@
+"""Launches of a step of Muon with GPT-2's shapes: docs/orthonormalizers.md has the same list with bytes."""
+
+from __future__ import annotations
+
+import ast
+
+from .driver import needs_nvrtc, run
+
+pytestmark = needs_nvrtc
+
+STEP = """
+D = 136  # a width from which kernels multiply
+matrices = parameters((3 * D, D), (D, D), (4 * D, D), (D, 4 * D))
+vectors = parameters(*[(D,)] * 100)
+groups = [{"params": matrices}, {"params": vectors, "algorithm": "adamw"}]
+optimizer = oxidion.Muon(groups, lr=0.02, weight_decay=0.1, orth_dtype="float16")
+optimizer.step()
+kernels = ("momentum", "add_pieces", "symmetric", "apply", "adamw")
+launched = lambda: {kernel: driver.emulator_launches_of(kernel.encode()) for kernel in kernels}
+before, all_before = launched(), driver.emulator_launches()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    optimizer.step()
+counts = {kernel: count - before[kernel] for kernel, count in launched().items()}
+counts["all"] = driver.emulator_launches() - all_before
+counts |= {event.key: event.count for event in profile.key_averages()}
+print(counts)
+"""
+KERNELS = {"momentum": 4, "add_pieces": 4, "symmetric": 58, "apply": 4, "adamw": 1}
+"""One for each of the four shapes, but for the products: 10 in the standard form, 16 in the Gram form."""
+LIBTORCH = {"aten::bmm": 11, "aten::cat": 4, "aten::sqrt": 4, "aten::reciprocal": 4, "aten::clamp_min": 4}
+
+
+def test_step_of_muon_launches_as_many_kernels_as_the_page_says(environment: dict[str, str]) -> None:
+    counts = ast.literal_eval(run(environment, STEP))
+    assert {kernel: counts[kernel] for kernel in KERNELS} == KERNELS
+    assert counts["all"] == sum(KERNELS.values())
+    assert {operation: counts[operation] for operation in LIBTORCH} == LIBTORCH
