@@ -24,7 +24,7 @@ CLASSES: dict[str, Any] = {
     if inspect.isclass(value) and issubclass(value, Optimizer)
 }
 GROUP_KEYS = {"algorithm", "step", "beta1", "beta2", "oversample", "num_heads"}
-GROUP_KEYS |= {"split_sizes", "split_dim", "fan_in_fan_out"}
+GROUP_KEYS |= {"interleaved", "split_sizes", "split_dim", "fan_in_fan_out"}
 GROUP_KEYS |= {"seed_by", *averages.SCHEMA}
 GROUP_KEYS |= {"momentum_dtype", "Q_dtype", "variance_dtype", "block_size", "min_quant_numel"}
 """Keys of groups that not every constructor takes."""

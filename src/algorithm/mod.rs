@@ -124,7 +124,7 @@ pub trait Algorithm: Debug + Send + Sync {
 
     /// The rule by which a parameter is read as matrices.
     fn view(&self, _p: &ParamSpec) -> Matrices {
-        Matrices::default()
+        Matrices::stacked()
     }
 
     /// Tests whether products of libtorch read gradients in their own memory: those of a captured step have to stay
@@ -160,7 +160,7 @@ pub trait Algorithm: Debug + Send + Sync {
     /// The first dimension that holds columns of a parameter's matrices. Those between it and the leading ones hold their rows;
     /// that is one, unless dimensions are merged.
     fn columns(&self, p: &ParamSpec) -> usize {
-        self.leading(p) + 1
+        self.view(p).columns(p)
     }
 
     /// Splits the parameter into blocks.
@@ -399,7 +399,7 @@ fn any_shape(algorithm: &dyn Algorithm) -> bool {
 
 /// One block that is the whole parameter.
 fn whole(p: &ParamSpec) -> Vec<Block> {
-    vec![Block { offset: 0, rows: 1, cols: p.numel() }]
+    vec![Block { rows: 1, cols: p.numel(), ..Block::default() }]
 }
 
 /// One block that stands for the matrices over the last two dimensions of a parameter, one element where it has fewer.
@@ -408,7 +408,7 @@ fn whole_matrices(p: &ParamSpec) -> Vec<Block> {
         [.., rows, cols] => [*rows, *cols],
         _ => [1, 1],
     };
-    vec![Block { offset: 0, rows, cols }]
+    vec![Block { rows, cols, ..Block::default() }]
 }
 
 /// Floating-point operations as `explain()` prints them.

@@ -47,7 +47,7 @@ pub(super) fn open(
             let inner = match leading.map(|leading| &planned.spec.shape[leading..]) {
                 None => Vec::new(),
                 Some(behind) if whole_parameter => vec![0; behind.len()],
-                Some(behind) if behind.len() != 2 => behind.to_vec(),
+                Some(behind) if behind.len() != 2 && shard.block.between == 0 => behind.to_vec(),
                 Some(_) => vec![rows, cols],
             };
             let shape = UnitShape {

@@ -12,8 +12,8 @@ use crate::tensor::Places;
 /// Suffix of the names of scales.
 pub(super) const SCALES: &str = "_absmax";
 
-/// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is sharded in steps of
-/// `scale`.
+/// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, each `between + 1` behind the one
+/// before. The dimension is sharded in steps of `scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Size of the dimension that is sharded.
@@ -22,6 +22,8 @@ pub struct Extent {
     pub scale: usize,
     /// First element of the block.
     pub start: usize,
+    /// Elements of other blocks between two of the block's.
+    pub between: usize,
     /// Length of the block's side.
     pub len: usize,
 }
@@ -30,13 +32,14 @@ impl Extent {
     /// A side that is a dimension of its own.
     #[must_use]
     pub fn whole(len: usize) -> Self {
-        Self { dim: len, scale: 1, start: 0, len }
+        Self { dim: len, scale: 1, start: 0, between: 0, len }
     }
 
     /// The part of the block's side inside `len` elements from `start` of the dimension.
     #[must_use]
     pub fn clip(&self, (start, len): (usize, usize)) -> Range<usize> {
-        let inside = |at: usize| (at * self.scale).clamp(self.start, self.start + self.len) - self.start;
+        let inside =
+            |at: usize| (at * self.scale).saturating_sub(self.start).div_ceil(self.between + 1).min(self.len);
         inside(start)..inside(start + len)
     }
 }
@@ -228,10 +231,12 @@ impl LocalState {
                 let behind: usize = shape[leading..].iter().product();
                 let width = behind.checked_div(height).unwrap_or(width);
                 let offset = (lead * height + first) * width;
+                let between = if side == Side::Rows { shard.block.between } else { 0 };
+                let stride = (between + 1) * width;
                 if column {
-                    Rect { offset: offset + shard.within, rows, cols: 1, stride: width }
+                    Rect { offset: offset + shard.within, rows, cols: 1, stride }
                 } else {
-                    Rect::packed(offset, rows, width)
+                    Rect { offset, rows, cols: width, stride }
                 }
             }
             Share::Number => Rect::packed(lead, 1, 1),
@@ -259,7 +264,7 @@ pub(super) fn flat_shard(p: &ParamSpec, layout: &Layout) -> BlockShard {
     BlockShard {
         index: 0,
         within: 0,
-        block: Block { offset: 0, rows: 1, cols: p.numel() },
+        block: Block { rows: 1, cols: p.numel(), ..Block::default() },
         local: Rect::packed(0, 1, stored),
         origin: [0, 0],
         stored: [1, stored],
@@ -281,7 +286,7 @@ pub(super) fn whole_shard(p: &ParamSpec, leading: usize, layout: &Layout) -> Blo
     let rows = stored.checked_div(width).unwrap_or(0);
     let side = |d: usize| Extent::whole(p.shape.get(leading + d).copied().unwrap_or(1));
     BlockShard {
-        block: Block { offset: 0, rows: side(0).len, cols: side(1).len },
+        block: Block { rows: side(0).len, cols: side(1).len, ..Block::default() },
         local: Rect::packed(0, rows, width),
         stored: [rows, width],
         rows: side(0),
@@ -313,7 +318,7 @@ pub(super) fn whole_blocks(
         Side::Rows => (leading, *rows, first.rows),
         Side::Cols => (leading + 1, *cols, first.cols),
     };
-    let alike = blocks.iter().all(|b| b.rows == first.rows && b.cols == first.cols);
+    let alike = blocks.iter().all(|b| b.rows == first.rows && b.cols == first.cols && b.between == 0);
     // A state with a part for each block, wherever that is stored, has to be kept up on all processes.
     let common = |s: &StateSpec| matches!(s.share, Share::Block | Share::Side { column: true, .. });
     let (sharding, _) = ShardingAxes::of(layout, dim);
@@ -367,15 +372,18 @@ pub(super) fn shards(
         let lead = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]);
         let within = block.offset % matrix;
         let start = within / cols.max(1);
-        let row_extent = Extent { dim: size(rows_dim), scale: row_scale, start, len: block.rows };
-        let col_extent = Extent { dim: size(cols_dim), scale, start: within % cols.max(1), len: block.cols };
+        let between = block.between;
+        let row_extent = Extent { dim: size(rows_dim), scale: row_scale, start, between, len: block.rows };
+        let start = within % cols.max(1);
+        let col_extent = Extent { dim: size(cols_dim), scale, start, between: 0, len: block.cols };
         let (r, c) = (row_extent.clip(span(rows_dim)), col_extent.clip(span(cols_dim)));
-        let first_row =
-            (row_extent.start + r.start).saturating_sub(span(rows_dim).0 * row_scale).min(stored_rows);
+        let first_row = (row_extent.start + r.start * (between + 1))
+            .saturating_sub(span(rows_dim).0 * row_scale)
+            .min(stored_rows);
         let first_col =
             (col_extent.start + c.start).saturating_sub(span(cols_dim).0 * scale).min(stored_cols);
         let offset = (lead.unwrap_or(0) * stored_rows + first_row) * stored_cols + first_col;
-        let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
+        let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols * (between + 1) };
         let local = if lead.is_some() { local } else { Rect::default() };
         let (matrix, within) = (slot(block.offset / matrix, &p.shape[..leading], layout), index % per_matrix);
         let mut shard = BlockShard {
@@ -415,7 +423,7 @@ impl BlockShard {
         stored: usize,
         side: impl Fn(&mut Self) -> &mut Extent,
     ) {
-        let Extent { dim, scale, start, len } = *side(self);
+        let Extent { dim, scale, start, len, .. } = *side(self);
         let (at, largest) = sharding.offset_of(dim, start / scale.max(1));
         self.slot = (matrix * largest + at) * scale / len.max(1);
         *side(self) = Extent::whole(len);

@@ -87,7 +87,7 @@ fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<
             offset: row * scales + col / coded.block,
             rows: part.numel() / first,
             cols: first.div_ceil(coded.block),
-            stride: scales,
+            stride: scales * (part.stride / width).max(1),
         }
     };
     Ok(parts.iter().map(of).collect())

@@ -203,7 +203,7 @@ mod tests {
         let (shape, name) = (shape.to_vec(), String::from("weight"));
         let p = ParamSpec { index: 0, stream: 0, name, shape, dtype: DType::F64, transposed: None };
         let momentum = storage.momentum(&p, None);
-        let whole = [Block { offset: 0, rows: 1, cols: p.numel() }];
+        let whole = [Block { rows: 1, cols: p.numel(), ..Block::default() }];
         local(&p, &whole, vec![momentum], layout)
     }
 

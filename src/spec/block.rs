@@ -1,7 +1,5 @@
 //! Blocks, the matrices of parameters: their sides, how they are sharded, and what those of a bucket have in common.
 
-use std::ops::Range;
-
 use crate::tensor::{DType, Device};
 
 /// One side of a matrix.
@@ -56,6 +54,8 @@ pub struct Block {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
+    /// Rows of other matrices between two of its rows.
+    pub between: usize,
 }
 
 impl Block {
@@ -65,10 +65,13 @@ impl Block {
         self.rows * self.cols
     }
 
-    /// The elements of the block.
-    #[must_use]
-    pub fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.numel()
+    /// The elements of a block of whole rows.
+    pub fn elements(&self) -> impl Iterator<Item = usize> + use<> {
+        let Self { offset, rows, cols, between } = *self;
+        (0..rows).flat_map(move |row| {
+            let first = offset + row * (between + 1) * cols;
+            first..first + cols
+        })
     }
 }
 

@@ -5,13 +5,17 @@ use crate::error::{Error, Result};
 use crate::spec::{Block, DimSharding, Init, ParamSpec, Share, Side, StateSpec};
 
 /// Option keys that choose how a parameter is read as matrices.
-pub const OPTIONS: [&str; 5] = ["flatten", "num_heads", "split_sizes", "split_dim", "fan_in_fan_out"];
+pub const OPTIONS: [&str; 6] =
+    ["flatten", "interleaved", "num_heads", "split_sizes", "split_dim", "fan_in_fan_out"];
 
 /// Rule by which a parameter is read as matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Matrices {
     /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
     pub flatten: bool,
+    /// Number of matrices whose rows alternate: row `r` belongs to matrix `r % interleaved`. Those of `[.., out, k, in]` with
+    /// k = `interleaved` are the k matrices `[out, in]`. 0 if the user does not say it.
+    pub interleaved: usize,
     /// Split a matrix into so many equal blocks.
     pub num_heads: usize,
     /// Split a matrix into blocks of these sizes.
@@ -38,6 +42,12 @@ fn check_count(p: &ParamSpec, count: usize) -> Result<()> {
 }
 
 impl Matrices {
+    /// The rule that takes the last two dimensions as matrices.
+    #[must_use]
+    pub fn stacked() -> Self {
+        Self { interleaved: 1, ..Self::default() }
+    }
+
     /// Reads the rule from the options of a group.
     ///
     /// # Errors
@@ -64,8 +74,18 @@ impl Matrices {
                 "flatten, num_heads and split_sizes exclude each other: give one of them".into(),
             ));
         }
+        let interleaved = options.optional_count("interleaved")?;
+        if interleaved == Some(0) {
+            return Err(Error::Value("interleaved must be an integer >= 1 or None, got 0".into()));
+        }
+        let interleaved = interleaved.unwrap_or(0);
+        if interleaved > 1 && (flatten || (chosen == 1 && split_dim == 1)) {
+            return Err(Error::Value(
+                "interleaved is about rows: it goes with neither flatten nor split_dim=1".into(),
+            ));
+        }
         let fan_in_fan_out = options.flag("fan_in_fan_out")?;
-        Ok(Self { flatten, num_heads, split_sizes, split_dim, fan_in_fan_out })
+        Ok(Self { flatten, interleaved, num_heads, split_sizes, split_dim, fan_in_fan_out })
     }
 
     /// Outputs and inputs of a matrix of `rows × cols`.
@@ -107,8 +127,22 @@ impl Matrices {
     /// The side that is split into blocks, if any is.
     #[must_use]
     pub fn splits(&self) -> Option<Side> {
-        let split = self.num_heads > 1 || !self.split_sizes.is_empty();
-        split.then_some(if self.split_dim == 0 { Side::Rows } else { Side::Cols })
+        if self.is_cut() {
+            return Some(if self.split_dim == 0 { Side::Rows } else { Side::Cols });
+        }
+        (self.interleaved > 1).then_some(Side::Rows)
+    }
+
+    /// Tests whether each matrix is cut into blocks that lie one behind the other.
+    fn is_cut(&self) -> bool {
+        self.num_heads > 1 || !self.split_sizes.is_empty()
+    }
+
+    /// Tests whether the dimension before the last counts matrices whose rows alternate.
+    #[must_use]
+    pub fn counts_interleaved(&self, p: &ParamSpec) -> bool {
+        let dims = p.shape.len();
+        self.interleaved > 1 && dims > 2 && p.shape[dims - 2] == self.interleaved
     }
 
     /// Tests whether all blocks of a parameter are of one shape.
@@ -120,7 +154,14 @@ impl Matrices {
     /// Number of leading dimensions that count the matrices of a parameter.
     #[must_use]
     pub fn leading(&self, p: &ParamSpec) -> usize {
-        if self.flatten { 0 } else { p.shape.len().saturating_sub(2) }
+        let own = if self.counts_interleaved(p) { 3 } else { 2 };
+        if self.flatten { 0 } else { p.shape.len().saturating_sub(own) }
+    }
+
+    /// The first dimension that holds columns.
+    #[must_use]
+    pub fn columns(&self, p: &ParamSpec) -> usize {
+        self.leading(p) + if self.counts_interleaved(p) { 2 } else { 1 }
     }
 
     /// The matrices of a parameter.
@@ -137,32 +178,47 @@ impl Matrices {
             )));
         }
         if self.flatten {
-            return Ok(vec![Block { offset: 0, rows: shape[0], cols: shape[1..].iter().product() }]);
+            let cols = shape[1..].iter().product();
+            return Ok(vec![Block { offset: 0, rows: shape[0], cols, between: 0 }]);
         }
-        let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
-        let count = shape[..shape.len() - 2].iter().product::<usize>();
-        let Some(side) = self.splits() else {
-            check_count(p, count)?;
-            return Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect());
-        };
-        let sizes = self.sizes(p, [rows, cols][side.index()])?;
-        check_count(p, count.saturating_mul(sizes.len()))?;
+        let (lead, columns) = (self.leading(p), self.columns(p));
+        if lead > 1 && self.interleaved == 0 {
+            return Err(Error::Value(format!(
+                "{}: a parameter with {} dimensions may be one matrix, several whose rows alternate, or a stack of matrices, got \
+                 shape {shape:?}: pass flatten=True, interleaved=k or interleaved=1 for these, in this order",
+                p.name,
+                shape.len()
+            )));
+        }
+        let (all_rows, cols) = (shape[lead..columns].iter().product::<usize>(), shape[columns]);
+        let (count, step) = (shape[..lead].iter().product::<usize>(), self.interleaved.max(1));
+        if !all_rows.is_multiple_of(step) {
+            return Err(Error::Value(format!(
+                "{}: interleaved must divide the rows of each matrix, got interleaved={step} and shape {shape:?}",
+                p.name
+            )));
+        }
+        let (rows, between) = (all_rows / step, step - 1);
+        let side = if self.split_dim == 0 { Side::Rows } else { Side::Cols };
+        let sizes = if self.is_cut() { self.sizes(p, [rows, cols][side.index()])? } else { vec![rows] };
+        check_count(p, count.saturating_mul(sizes.len()).saturating_mul(step))?;
         let each = |i: usize| {
-            let mut start = i * rows * cols;
+            let mut start = i / step * all_rows * cols + i % step * cols;
             sizes.iter().map(move |&size| {
                 let offset = start;
-                let (rows, cols, step) =
-                    if side == Side::Rows { (size, cols, size * cols) } else { (rows, size, size) };
-                start += step;
-                Block { offset, rows, cols }
+                let (rows, cols, after) =
+                    if side == Side::Rows { (size, cols, size * step * cols) } else { (rows, size, size) };
+                start += after;
+                Block { offset, rows, cols, between }
             })
         };
-        Ok((0..count).flat_map(each).collect())
+        Ok((0..count * step).flat_map(each).collect())
     }
 
     /// Sizes of the blocks that a side of `size` elements is split into.
     fn sizes(&self, p: &ParamSpec, size: usize) -> Result<Vec<usize>> {
-        let (shape, dim) = (&p.shape, self.split_dim + p.shape.len() - 2);
+        let shape = &p.shape;
+        let dim = if self.split_dim == 0 { self.leading(p) } else { self.columns(p) };
         if self.num_heads > 1 {
             if !size.is_multiple_of(self.num_heads) {
                 return Err(Error::Value(format!(
@@ -187,8 +243,13 @@ impl Matrices {
     #[must_use]
     pub fn phrase(&self, p: &ParamSpec) -> String {
         let columns = if self.split_dim == 1 { "column" } else { "row" };
-        let count = p.shape[..p.shape.len().saturating_sub(2)].iter().product::<usize>();
-        let stack = if p.shape.len() > 2 { format!("stack of {count}") } else { String::new() };
+        let lead = self.leading(p);
+        let count = p.shape[..lead].iter().product::<usize>();
+        let mut stack = if lead > 0 { format!("stack of {count}") } else { String::new() };
+        if self.interleaved > 1 {
+            let several = format!("{} interleaved", self.interleaved);
+            stack = if lead > 0 { format!("{stack}, {several}") } else { several };
+        }
         let blocks = if self.num_heads > 1 {
             format!("{} {}heads", self.num_heads, if self.split_dim == 1 { "column " } else { "" })
         } else if !self.split_sizes.is_empty() {

@@ -32,7 +32,7 @@ def one_step(initial: Tensor, grad: Tensor, **kwargs: object) -> Tensor:
     """Update of one step, divided by -lr."""
     param = nn.Parameter(initial.clone())
     param.grad = grad.to(param.dtype)
-    keys = {key: kwargs.pop(key) for key in ("num_heads", "split_sizes") if key in kwargs}
+    keys = {key: kwargs.pop(key) for key in ("num_heads", "split_sizes", "interleaved") if key in kwargs}
     oxidion.Muon([{"params": [param], **keys}], **{"lr": 0.5, "weight_decay": 0.0, **kwargs}).step()
     return (param.detach() - initial) / -0.5
 
@@ -128,7 +128,7 @@ def test_muon_heads_and_splits_equal_separate_parameters(adjust_lr: str | None, 
 
 def test_muon_expert_tensor_equals_separate_matrices() -> None:
     initial, grad = gaussian((2, 3, 6, 4), 1), gaussian((2, 3, 6, 4), 2)
-    whole = one_step(initial, grad)
+    whole = one_step(initial, grad, interleaved=1)
     for i in range(2):
         for j in range(3):
             torch.testing.assert_close(whole[i, j], one_step(initial[i, j], grad[i, j]), rtol=0, atol=1e-11)

@@ -237,7 +237,7 @@ def test_verify_and_metrics_call_the_function_on_copies() -> None:
         kinds.append(x.dtype)
         return polar(x, epsilon)
 
-    params = [parameter(dtype=torch.float32), parameter((2, 3, 4, 5), dtype=torch.float32)]
+    params = [parameter(dtype=torch.float32), parameter((6, 4, 5), dtype=torch.float32)]
     optimizer = oxidion.Muon(params, newton_schulz_func=noted, orth_dtype="float32")
     table = optimizer.verify()
     assert {torch.float64, torch.float32} == set(kinds)

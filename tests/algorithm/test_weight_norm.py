@@ -241,11 +241,12 @@ def test_matrices_of_one_element_are_refused(name: str) -> None:
     """The weights of a pointwise convolution: each number would keep its absolute value."""
     kernel = nn.Parameter(torch.ones(16, 8, 1, 1))
     kernel.grad = torch.ones_like(kernel)
+    keys = {"interleaved": 1} if name == "MuonH" else {}
     with pytest.raises(ValueError, match=r"those of .* of shape \[16, 8, 1, 1\] have one element each"):
-        MAKERS[name]([kernel]).step()
+        MAKERS[name]([{"params": [kernel], **keys}]).step()
     wide = nn.Parameter(torch.randn(4, 8, 3, 3))
     wide.grad = torch.ones_like(wide)
-    MAKERS[name]([wide]).step()
+    MAKERS[name]([{"params": [wide], **keys}]).step()
 
 
 @pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])

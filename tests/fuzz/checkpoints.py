@@ -18,6 +18,7 @@ from .draw import Draw
 
 SETTINGS: dict[str, list[Any]] = {
     "num_heads": [1, 2, 3, 0, -1, 2**63, "x", [2], None, torch.ones(2)],
+    "interleaved": [1, 2, 3, 0, -1, 2**63, "x", None],
     "split_sizes": [[1, 1], [2**40, 2**40], [], "ab", 3, [-1, 3], None],
     "split_dim": [0, 1, 2, -1, "x"],
     "flatten": [True, False, 1, "x"],

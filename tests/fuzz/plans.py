@@ -34,6 +34,7 @@ SETTINGS: dict[str, list[Any]] = {
     "rank": [1, 4, 2**40, 2**63 - 1, 0, -1],
     "fraction": [0.25, 1.0, 1e-12, math.inf],
     "num_heads": [1, 2, 7, 2**40, 0],
+    "interleaved": [1, 2, 7, 2**40, 0],
     "split_sizes": [(1, 1), (2**40, 2**40), (2**63, 2**63), (3,)],
     "split_dim": [0, 1, 2],
     "fan_in_fan_out": [True, False],

@@ -21,7 +21,7 @@ from .draw import CONTENTS, Draw
 ELEMENTWISE = ("adamw", "lion", "ademamix")
 FINITE = CONTENTS[:7]
 TEMPLATES = [case for case in ALL_CASES if not any(key in case.name for key in ("fast", "cqr-warmup"))]
-FREE = {"merge_dims", "num_heads", "split_sizes", "split_dim", "flatten"}
+FREE = {"merge_dims", "num_heads", "interleaved", "split_sizes", "split_dim", "flatten"}
 """Keys that bind the shapes of a group."""
 
 

@@ -694,3 +694,88 @@ DIFFUSION = [
 ]
 
 FAMILIES = [*TRANSFORMERS, *VISION, *DIFFUSION]
+
+
+def heads(count: int) -> Keys:
+    return {"num_heads": count}
+
+
+def behind(count: int) -> Keys:
+    """The layer behind an attention, cut along its inputs."""
+    return {"num_heads": count, "split_dim": 1}
+
+
+LLAMA_HEADS = {
+    "*.self_attn.q_proj.weight": heads(4),
+    "*.self_attn.[kv]_proj.weight": heads(2),
+    "*.self_attn.o_proj.weight": behind(4),
+}
+BERT_HEADS = {
+    "*.attention.self.*.weight": heads(4),
+    "*.attention.output.dense.weight": behind(4),
+}
+T5_HEADS = {"*Attention.[qkv].weight": heads(4), "*Attention.o.weight": behind(4)}
+PROJ_HEADS = {"*_attn.[qkv]_proj.weight": heads(4), "*_attn.out_proj.weight": behind(4)}
+VIT_HEADS = {"blocks.*.attn.qkv.weight": heads(9), "blocks.*.attn.proj.weight": behind(3)}
+
+HEADS: dict[str, dict[str, Keys]] = {
+    "llama": LLAMA_HEADS,
+    "llama-classifier": LLAMA_HEADS,
+    "mixtral": LLAMA_HEADS,
+    "qwen3-moe": LLAMA_HEADS,
+    "granite-moe": LLAMA_HEADS,
+    "gpt-oss": LLAMA_HEADS,
+    "llama4": LLAMA_HEADS,
+    "gemma2": LLAMA_HEADS,
+    "qwen3-next": {
+        **LLAMA_HEADS,
+        "*.self_attn.q_proj.weight": heads(8),  # a query and its gate
+        "*.linear_attn.in_proj_qkvz.weight": heads(12),  # 2 times a query, a key, two values and their gates
+        "*.linear_attn.out_proj.weight": behind(4),
+    },
+    "deepseek-v3": {
+        "*.self_attn.q_b_proj.weight": heads(4),
+        "*.self_attn.kv_b_proj.weight": heads(8),
+        "*.self_attn.o_proj.weight": behind(4),
+    },
+    "dbrx": {"*.attn.Wqkv.weight": heads(8), "*.attn.out_proj.weight": behind(4)},
+    "switch-transformer": T5_HEADS,
+    "t5": T5_HEADS,
+    "gpt2": {
+        "*.attn.c_attn.weight": {**behind(12), **TURNED},
+        "*.attn.c_proj.weight": {**heads(4), **TURNED},
+    },
+    "gpt-neox": {"*.query_key_value.weight": heads(12), "*.attention.dense.weight": behind(4)},
+    "phi3": {"*.qkv_proj.weight": heads(8), "*.o_proj.weight": behind(4)},
+    "bert-classifier": BERT_HEADS,
+    "bert-questions": BERT_HEADS,
+    "bert-masked": BERT_HEADS,
+    "roberta-classifier": BERT_HEADS,
+    "whisper": PROJ_HEADS,
+    "clip": PROJ_HEADS,
+    "wav2vec2": {"*.attention.[qkv]_proj.weight": heads(4), "*.attention.out_proj.weight": behind(4)},
+    "swin-transformers": {
+        "*.attention.[qkv]_proj.weight": heads(2),
+        "*.attention.o_proj.weight": behind(2),
+    },
+    "vit": VIT_HEADS,
+    "deit-distilled": VIT_HEADS,
+    "eva02": VIT_HEADS,
+    "swin": {
+        **{f"layers.{at}.*.attn.qkv.weight": heads(9 << at) for at in range(4)},
+        **{f"layers.{at}.*.attn.proj.weight": behind(3 << at) for at in range(4)},
+    },
+    "vit-torchvision": {
+        "*.self_attention.in_proj_weight": heads(36),
+        "*.self_attention.out_proj.weight": behind(12),
+    },
+    "unet": {"*.attn?.to_[qkv].weight": heads(8), "*.attn?.to_out.0.weight": behind(8)},
+    "flux": {
+        "*.attn.to_[qkv].weight": heads(2),
+        "*.attn.add_[qkv]_proj.weight": heads(2),
+        "*.attn.to_out.0.weight": behind(2),
+        "*.attn.to_add_out.weight": behind(2),
+    },
+    "dit": {"*.attn1.to_[qkv].weight": heads(2), "*.attn1.to_out.0.weight": behind(2)},
+}
+"""What ``per_head=True`` says of a family instead."""

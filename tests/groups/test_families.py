@@ -14,7 +14,7 @@ from torch import nn
 
 import oxidion
 
-from .families import FAMILIES, Family
+from .families import FAMILIES, HEADS, Family
 
 STEPPED = ("mixtral", "gpt-oss", "llama4", "dbrx", "deepseek-v3", "gpt2", "phi3", "mamba", "wav2vec2", "unet")
 """Small ones, of all views."""
@@ -33,13 +33,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def expected(family: Family, model: nn.Module, name: str, param: torch.Tensor) -> dict[str, Any] | None:
+def expected(
+    family: Family, model: nn.Module, name: str, param: torch.Tensor, *, per_head: bool = False
+) -> dict[str, Any] | None:
     """The group keys of a matrix, None for the rest; each parameter of two dimensions has to be named."""
     if param.ndim < 2:
         return None
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.rest):
         return None
-    keys = next(keys for pattern, keys in family.matrices.items() if fnmatch.fnmatchcase(name, pattern))
+    by_head = HEADS.get(family.name, {}) if per_head else {}
+    views = {**by_head, **family.matrices, **by_head}  # those first
+    keys = next(keys for pattern, keys in views.items() if fnmatch.fnmatchcase(name, pattern))
     if "depthwise" in keys:
         convolution = model.get_submodule(name.rpartition(".")[0])
         if convolution.groups > 1:
@@ -49,16 +53,23 @@ def expected(family: Family, model: nn.Module, name: str, param: torch.Tensor) -
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-@pytest.mark.parametrize("algorithm", ["muon", "dion"])
-def test_family_is_sorted_as_by_hand(family: Family, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "per_head"),
+    [
+        pytest.param("muon", False, id="muon"),
+        pytest.param("dion", False, id="dion"),
+        pytest.param("muon", True, id="heads"),
+    ],
+)
+def test_family_is_sorted_as_by_hand(family: Family, algorithm: str, per_head: bool) -> None:
     model = family.build()
-    groups = oxidion.param_groups(model, algorithm, strict=True, summary=False)
+    groups = oxidion.param_groups(model, algorithm, strict=True, summary=False, per_head=per_head)
     found: dict[str, dict[str, Any] | None] = {}
     for group in groups:
         keys = {key: group[key] for key in VIEW_KEYS if key in group}
         found |= {name: keys if group["algorithm"] == algorithm else None for name, _ in group["params"]}
     wanted = {
-        name: expected(family, model, name, param)
+        name: expected(family, model, name, param, per_head=per_head)
         for name, param in model.named_parameters()
         if param.requires_grad
     }

@@ -64,7 +64,7 @@ def test_largest_sizes_are_planned_without_overflow(algorithm: str) -> None:
     ("shape", "settings", "count"),
     [
         ((2**40, 4, 4), {}, 2**40),
-        ((2**12, 2**13, 0, 4), {}, 2**25),
+        ((2**12, 2**13, 0, 4), {"interleaved": 1}, 2**25),
         ((2**25, 4), {"num_heads": 2**25}, 2**25),
         ((2**20 + 1, 10, 7), {}, 2**20 + 1),
     ],

@@ -54,6 +54,11 @@ MATRICES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (1, 7), (7, 1)
 VECTORS: tuple[Shape, ...] = ((5,), (), (3, 4), (2, 3, 4), (1,))
 EXPERTS: tuple[Shape, ...] = ((3, 6, 4), (2, 4, 6), (3, 5, 5), (2, 3, 4, 6))
 KERNELS: tuple[Shape, ...] = ((6, 4, 3, 3), (16, 2, 2, 2), (4, 3, 5), (6, 6), (6, 4, 3, 3))
+STACKED = {"interleaved": 1}
+"""Four dimensions are a stack of matrices."""
+INTERLEAVED: tuple[Shape, ...] = ((12, 8), (18, 3), (2, 12, 5), (12, 8))
+MIDDLE: tuple[Shape, ...] = ((7, 2, 8), (3, 5, 2, 4))
+"""Rows of two matrices alternate: in a dimension of their own."""
 HEADS: tuple[Shape, ...] = ((12, 8), (12, 3), (12, 8))
 COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
 EMPTY: tuple[Shape, ...] = ((0, 5), (5, 0))
@@ -117,7 +122,7 @@ def _family(make: Callable[..., Case]) -> list[Case]:
         row("newton-schulz", use_polar_express=False, adjust_lr="rms_norm"),
         row("cautious", cautious_wd=True),
         row("maximize", maximize=True),
-        row("experts", Group(EXPERTS)),
+        row("experts", Group(EXPERTS, STACKED)),
         row("flatten", Group(KERNELS), flatten=True),
         row("heads", Group(HEADS, {"num_heads": 3}), adjust_lr="rms_norm"),
         row("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)})),
@@ -125,6 +130,9 @@ def _family(make: Callable[..., Case]) -> list[Case]:
         row("column-split", Group(((6, 12), (9, 12)), {"split_sizes": (6, 4, 2), "split_dim": 1})),
         row("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 4, 2)})),
         row("turned-experts", Group(TURNED_EXPERTS, TURNED)),
+        row("interleaved", Group(INTERLEAVED, {"interleaved": 3})),
+        row("interleaved-split", Group(((12, 8), (12, 3)), {"interleaved": 2, "split_sizes": (4, 2)})),
+        row("interleaved-middle", Group(MIDDLE, {"interleaved": 2})),
         row("mixed", *MIXED),
     ]
 
@@ -136,7 +144,7 @@ def _held(make: Callable[..., Case]) -> list[Case]:
     rows = {"weight_norm": "row_floor", "weight_norm_floor": 2.0, "adjust_lr": "rms_norm", **scope}
     return [
         make("hyperball", **sphere),
-        make("hyperball-experts", Group(EXPERTS), **sphere),
+        make("hyperball-experts", Group(EXPERTS, STACKED), **sphere),
         make("hyperball-heads", Group(HEADS, {"num_heads": 3}), **sphere),
         make("hyperball-column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), **sphere),
         make("floor", weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True, **scope),
@@ -179,13 +187,13 @@ BY_HAND: tuple[Case, ...] = (
     _dion("cautious", keys={"cautious_wd": True}),
     _dion("maximize", maximize=True, rank_fraction=0.5),
     _dion("group-rank", Group(MATRICES[:3]), Group(MATRICES[:3], {"rank_fraction": 0.25, "mu": 0.8})),
-    _dion("experts", Group(EXPERTS), rank_fraction=0.5),
+    _dion("experts", Group(EXPERTS, STACKED), rank_fraction=0.5),
     _dion("mixed", *MIXED, rank_fraction=0.5),
     _dion("orthonormal", right_factor="orthonormal"),
     _dion("orthonormal-half", right_factor="orthonormal", rank_fraction=0.5),
     _dion("orthonormal-power2", right_factor="orthonormal", power_iters=2, rank_fraction=0.5),
     _dion("orthonormal-cautious", right_factor="orthonormal", keys={"cautious_wd": True}),
-    _dion("orthonormal-experts", Group(EXPERTS), right_factor="orthonormal", rank_fraction=0.5),
+    _dion("orthonormal-experts", Group(EXPERTS, STACKED), right_factor="orthonormal", rank_fraction=0.5),
     _muon("default"),
     _muon("nesterov", nesterov=True),
     _muon("rms", adjust_lr="rms_norm"),
@@ -201,7 +209,7 @@ BY_HAND: tuple[Case, ...] = (
     _muon("no-decay", weight_decay=0.0),
     _muon("cautious", cautious_wd=True, nesterov=True, adjust_lr="rms_norm"),
     _muon("maximize", maximize=True),
-    _muon("experts", Group(EXPERTS)),
+    _muon("experts", Group(EXPERTS, STACKED)),
     _muon("flatten", Group(KERNELS), flatten=True),
     _muon("flatten-rms", Group(KERNELS), flatten=True, adjust_lr="rms_norm"),
     _muon("heads", Group(((12, 8), (12, 3), (12, 8)), {"num_heads": 3}), adjust_lr="rms_norm"),
@@ -209,6 +217,10 @@ BY_HAND: tuple[Case, ...] = (
     _muon("mixed", *MIXED),
     _muon("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 3, 3)})),
     _muon("turned-experts", Group(TURNED_EXPERTS, {**TURNED, "split_sizes": (6, 3, 3)})),
+    _muon("interleaved", Group(INTERLEAVED, {"interleaved": 3}), cautious_wd=True),
+    _muon("interleaved-heads", Group(((12, 8), (12, 3)), {"interleaved": 2, "num_heads": 3})),
+    _muon("interleaved-middle", Group(MIDDLE, {"interleaved": 2}), nesterov=True),
+    _muon("hyperball-interleaved", Group(INTERLEAVED, {"interleaved": 2}), **SPHERE),
     _muon("turned", Group(MATRICES, {"fan_in_fan_out": True}), adjust_lr="original"),
     _muon("column-heads", Group(((8, 12), (3, 12), (8, 12)), {"num_heads": 3, "split_dim": 1})),
     _muon(
@@ -224,6 +236,13 @@ BY_HAND: tuple[Case, ...] = (
     _dion("flatten", Group(KERNELS), flatten=True, rank_fraction=0.5),
     _dion("heads", Group(HEADS, {"num_heads": 3}), rank_fraction=0.5),
     _dion("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 4, 2)}), rank_fraction=0.5),
+    _dion("interleaved", Group(INTERLEAVED, {"interleaved": 3}), rank_fraction=0.5),
+    _dion(
+        "interleaved-split",
+        Group(((12, 3), (12, 9)), {"interleaved": 2, "split_sizes": (4, 2)}),
+        rank_fraction=0.5,
+    ),
+    _dion("interleaved-middle", Group(MIDDLE, {"interleaved": 2}), rank_fraction=0.5),
     _dion("split-short", Group(((3, 12, 20),), {"num_heads": 3}), rank_fraction=0.5),
     _dion("turned-experts", Group(TURNED_EXPERTS, TURNED), rank_fraction=0.5),
     _dion("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)}), rank_fraction=0.5),

@@ -103,7 +103,10 @@ class GoldenCase:
     def build(self, dtype: torch.dtype, **overrides: object) -> tuple[Any, dict[int, nn.Parameter]]:
         """The optimizer with its state at the recorded start, and its parameters by index."""
         params = {index: nn.Parameter(self.initial(index).to(dtype)) for index in self.indices}
-        groups = [{**group, "params": [params[index] for index in group["params"]]} for group in self.groups]
+        keys = {"interleaved": 1} if "batched" in self.name else {}  # of four dimensions too
+        groups = [
+            {**keys, **group, "params": [params[index] for index in group["params"]]} for group in self.groups
+        ]
         optimizer: Any = getattr(oxidion, self.cls)(groups, **{**self.kwargs, **overrides})
         optimizer.init_state()
         for index, param in params.items():

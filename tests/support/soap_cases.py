@@ -38,10 +38,14 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("shampoo-beta", shampoo_beta=0.5),
     _soap("plain-rates", correct_bias=False, normalize_grads=True),
     _soap("normalized-short", normalize_grads=True, sides="short"),
-    _soap("experts", Group(EXPERTS)),
-    _soap("experts-short", Group(EXPERTS), sides="short"),
+    _soap("experts", Group(EXPERTS, {"interleaved": 1})),
+    _soap("experts-short", Group(EXPERTS, {"interleaved": 1}), sides="short"),
     _soap("heads", Group(HEADS, {"num_heads": 3}), Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})),
     _soap("heads-short", Group(HEADS, {"num_heads": 3}), sides="short"),
+    _soap(
+        "interleaved", Group(((12, 8), (18, 4)), {"interleaved": 2}), Group(((5, 2, 8),), {"interleaved": 2})
+    ),
+    _soap("interleaved-short", Group(((12, 8), (12, 3)), {"interleaved": 2, "num_heads": 3}), sides="short"),
     _soap("blocks", Group(HEADS, {"split_sizes": (6, 2, 4)})),
     _soap("blocks-short", Group(HEADS, {"split_sizes": (6, 2, 4)}), sides="short"),
     _soap("flatten", Group(KERNELS), flatten=True),
@@ -53,7 +57,7 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("hyperball-normalized-turned", normalize_grads=True, **SPHERE),
     _soap("owned", owned_states=True),
     _soap("owned-short", owned_states=True, sides="short", precondition_frequency=1),
-    _soap("owned-experts", Group(EXPERTS), owned_states=True),
+    _soap("owned-experts", Group(EXPERTS, {"interleaved": 1}), owned_states=True),
     _soap("owned-hyperball", normalize_grads=True, owned_states=True, **SPHERE),
     _soap(
         "owned-heads",
@@ -70,7 +74,7 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("no-decay", weight_decay=0.0),
     _soap("seed", seed=7),
     _soap("hyperball", **SPHERE),
-    _soap("hyperball-experts", Group(EXPERTS), **SPHERE),
+    _soap("hyperball-experts", Group(EXPERTS, {"interleaved": 1}), **SPHERE),
     _soap("hyperball-heads", Group(HEADS, {"num_heads": 3}), sides="short", **SPHERE),
     _soap("hyperball-normalized", normalize_grads=True, sides="short", **SPHERE),
     _soap("hyperball-vectors", Group(VECTORS), **SPHERE),
@@ -105,7 +109,7 @@ SOAP_MUON_CASES: tuple[Case, ...] = (
     _soap_muon("svd", orth_method="svd"),
     _soap_muon("schatten", orth_norm="schatten4"),
     _soap_muon("shampoo-beta", shampoo_beta=0.5),
-    _soap_muon("experts", Group(EXPERTS)),
+    _soap_muon("experts", Group(EXPERTS, {"interleaved": 1})),
     _soap_muon(
         "heads", Group(HEADS, {"num_heads": 3}), Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})
     ),

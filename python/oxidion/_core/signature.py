@@ -42,6 +42,7 @@ class ModelOptions(TypedDict, total=False):
     head_lr: float | Tensor
     overrides: Overrides
     split_fused: bool
+    per_head: bool | Iterable[str]
     example: Any
     prefix: str
     summary: bool

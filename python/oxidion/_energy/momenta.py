@@ -174,6 +174,7 @@ WANTED = (
     "param_names",
     "algorithm",
     "flatten",
+    "interleaved",
     "num_heads",
     "split_sizes",
     "split_dim",

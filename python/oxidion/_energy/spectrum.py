@@ -53,7 +53,8 @@ def spectrum(tensor: Tensor, settings: Mapping[str, Any]) -> Spectrum | str:
 
     Args:
         tensor: of two or more dimensions.
-        settings: of the group: ``flatten``, ``num_heads``, ``split_sizes`` and ``split_dim``.
+        settings: of the group: ``flatten``, ``interleaved``, ``num_heads``, ``split_sizes`` and
+            ``split_dim``.
 
     Returns:
         The spectrum, or the reason why there is none.
@@ -104,7 +105,7 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
     """
     if settings.get("flatten") is True and tensor.ndim > 2:
         return [tensor.reshape(1, tensor.shape[0], -1)]
-    stack = tensor.reshape(-1, *tensor.shape[-2:])
+    stack = _apart(tensor, settings.get("interleaved") or 1)
     heads, sizes = settings.get("num_heads") or 1, settings.get("split_sizes")
     dim = settings.get("split_dim") or 0
     if dim not in (0, 1):
@@ -121,3 +122,17 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
     ):
         raise ValueError(f"split_sizes={sizes!r} does not split {length} of {tuple(tensor.shape)}")
     return list(torch.split(stack, list(sizes), dim=dim + 1))
+
+
+def _apart(tensor: Tensor, count: Any) -> Tensor:
+    """The matrices of which so many alternate row by row, stacked: ``[matrices, rows, columns]``.
+
+    Raises:
+        ValueError: for a count that does not divide the rows.
+    """
+    rows, cols = tensor.shape[-2:]
+    if tensor.ndim > 2 and rows == count:
+        return tensor.transpose(-3, -2).reshape(-1, tensor.shape[-3], cols)
+    if type(count) is not int or count < 1 or rows % count:
+        raise ValueError(f"interleaved={count!r} does not divide {rows} rows of {tuple(tensor.shape)}")
+    return tensor.reshape(-1, rows // count, count, cols).transpose(1, 2).reshape(-1, rows // count, cols)

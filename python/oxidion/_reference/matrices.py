@@ -28,9 +28,20 @@ def split_dim(group: Group) -> int:
     return int(group.get("split_dim") or 0)
 
 
+def interleaved(group: Group) -> int:
+    """The number of matrices whose rows alternate."""
+    return int(group.get("interleaved") or 1)
+
+
 def is_split(group: Group) -> bool:
     """True where parameters are split into blocks."""
-    return bool(group.get("split_sizes")) or int(group.get("num_heads") or 1) > 1
+    heads = int(group.get("num_heads") or 1)
+    return bool(group.get("split_sizes")) or heads > 1 or interleaved(group) > 1
+
+
+def counts_interleaved(x: Tensor, group: Group) -> bool:
+    """True where the dimension before the last counts matrices whose rows alternate."""
+    return x.ndim > 2 and x.shape[-2] == interleaved(group) > 1
 
 
 def stack(x: Tensor) -> list[Tensor]:
@@ -40,19 +51,28 @@ def stack(x: Tensor) -> list[Tensor]:
     return [x] if x.ndim == 2 else [matrix for part in x for matrix in stack(part)]
 
 
+def apart(x: Tensor, group: Group) -> list[Tensor]:
+    """The matrices over the last two dimensions, cut into those whose rows alternate (``interleaved``)."""
+    if counts_interleaved(x, group):
+        return stack(x.transpose(-3, -2))
+    count = interleaved(group)
+    return [matrix[first::count] for matrix in stack(x) for first in range(count)]
+
+
 def matrices(x: Tensor, group: Group) -> list[Tensor]:
     """The matrices that a group reads a tensor of the parameter's shape as.
 
-    One ``[d0, rest]`` matrix (``flatten``), otherwise the matrices over the last two dimensions, cut into
-    blocks of rows or columns (``split_sizes``, ``num_heads``, ``split_dim``).
+    One ``[d0, rest]`` matrix (``flatten``), otherwise the matrices over the last two dimensions, those of
+    every ``interleaved``-th row, cut into blocks of rows or columns (``split_sizes``, ``num_heads``,
+    ``split_dim``).
     """
     if x.ndim < 2:
         raise ValueError(f"a matrix is needed, got shape {tuple(x.shape)}")
     if group.get("flatten", False) and x.ndim > 2:
         return [x.view(x.shape[0], math.prod(x.shape[1:]))]
-    dim = split_dim(group)
-    sizes = split(group, x.shape[dim - 2])
-    return stack(x) if sizes is None else [block for m in stack(x) for block in torch.split(m, sizes, dim)]
+    dim, parts = split_dim(group), apart(x, group)
+    sizes = split(group, parts[0].shape[dim]) if parts else None
+    return parts if sizes is None else [block for m in parts for block in torch.split(m, sizes, dim)]
 
 
 def fans(matrix: Tensor, group: Group) -> tuple[int, int]:
@@ -68,12 +88,12 @@ def neurons(v: Tensor, group: Group) -> list[Tensor]:
     """
     if group.get("flatten", False):
         return [v]
-    sizes = split(group, v.shape[-2])
+    parts, by_column = apart(v, group), split_dim(group) == 1
+    sizes = split(group, parts[0].shape[0]) if parts else None
     if sizes is None:
-        return stack(v)
-    by_column = split_dim(group) == 1
+        return parts
     cut = (1, 1) if by_column else (sizes, 0)
-    return [block for m in stack(v) for block in torch.split(m, *cut)]
+    return [block for m in parts for block in torch.split(m, *cut)]
 
 
 def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed: bool) -> list[Tensor]:
@@ -83,8 +103,9 @@ def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed
     """
     if is_split(group):
         if (split_dim(group) == 0) == transposed:
-            per_matrix = len(shapes) // len(stack(q))
+            parts = apart(q, group)
+            per_matrix = len(shapes) // len(parts)
             sizes = [rows if transposed else cols for rows, cols in shapes[:per_matrix]]
-            return [block for m in stack(q) for block in torch.split(m, sizes, dim=0)]
+            return [block for m in parts for block in torch.split(m, sizes, dim=0)]
         return stack(q)
     return [q.view(math.prod(q.shape[:-1]), q.shape[-1])] if group.get("flatten", False) else stack(q)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oxidion._oxidion import fill_normal
-from oxidion._reference.matrices import bases, matrices
+from oxidion._reference.matrices import bases, counts_interleaved, matrices
 from oxidion._reference.orthogonalize import epsilon_of
 from oxidion._reference.update import Group, State, ascending, betas_of, take_step
 
@@ -101,7 +101,10 @@ class Bases:
         rows, cols = (max(block.shape[i] for block in blocks) for i in (0, 1))
         self.shapes = [(int(b.shape[0]), int(b.shape[1])) for b in blocks]
         self.sides = () if param.ndim < 2 else sides_of(rows, cols, group)
-        lead = 0 if group.get("flatten", False) else max(param.ndim - 2, 0)
+        columns = max(param.ndim - 1, 1)
+        lead = max(columns - (2 if counts_interleaved(param, group) else 1), 0)
+        if group.get("flatten", False):
+            lead, columns = 0, 1
         per_matrix = len(blocks) // max(math.prod(param.shape[:lead]), 1)
         shape = [*param.shape[:lead], *([per_matrix, 1, 1] if per_matrix > 1 else [])]
         self.since = param.new_ones(len(blocks))
@@ -112,7 +115,7 @@ class Bases:
         for side in self.sides:
             own_split = int(group.get("split_dim") or 0) == side
             length = (rows, cols)[side]
-            dims = param.shape[lead : lead + 1] if side == 0 else param.shape[lead + 1 :]
+            dims = param.shape[lead:columns] if side == 0 else param.shape[columns:]
             count = [per_matrix] if per_matrix > 1 and not own_split else []
             for name, kept in ((NAMES[side], self.factors), (f"Q_{NAMES[side]}", self.found)):
                 whole = state.setdefault(name, param.new_zeros([*param.shape[:lead], *count, *dims, length]))

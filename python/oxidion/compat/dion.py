@@ -149,6 +149,9 @@ class _FromDion(OxOptimizer):
             usual = self.defaults["beta1"], self.defaults["beta2"]
             param_group = self._read_group(len(self.param_groups), param_group, usual)
         super().add_param_group(param_group)
+        made = self.param_groups[-1]
+        if made.get("interleaved", 1) is None:  # there all dimensions before the last two number matrices
+            made["interleaved"] = 1
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -18,13 +18,15 @@ BY_HEAD = re.compile(
 )
 """Classes whose queries, keys and values alternate from head to head."""
 ALTERNATING = re.compile(r"GptOss")
-"""Classes whose gates and values alternate."""
+"""Classes of which every other output is a gate."""
 
 HEADS_OF_TWO = re.compile(r"kv_b_proj|wkv_b")
 """Layers whose outputs are, head by head, keys and values."""
 
 Fused = tuple[list[int], str]
 """The sizes, none where they are not known or do not lie together; and what a summary says."""
+
+ALTERNATE = "fused, not split: gate and value alternate"
 
 
 def _number(module: Any, *names: str) -> int | None:
@@ -97,7 +99,7 @@ def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
 def halves(module: nn.Module, size: int) -> Fused:
     """A gate and what it multiplies, one behind the other unless the module says otherwise."""
     if not getattr(module, "is_concatenated", True) or ALTERNATING.search(" ".join(class_names(module))):
-        return [], "fused, not split: gate and value alternate"
+        return [], ALTERNATE
     return ([size // 2] * 2, "fused") if size % 2 == 0 else ([], "fused, not split: sizes unknown")
 
 

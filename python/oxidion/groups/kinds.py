@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from oxidion.groups import facts
-from oxidion.groups.fused import fused, halves, recurrent
+from oxidion.groups import facts, heads
+from oxidion.groups.fused import ALTERNATE, fused, halves, recurrent
 
 NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
@@ -30,6 +30,7 @@ WEIGHT = re.compile(
     r"\w*(weight|kernel|proj|matrix)\w*|[wW]\d?|[wW]\d?_\w+|\w+_[wW]\d?|(hada|lokr|lora|vera)_\w+"
 )
 """Names of parameters that multiply what their module gets."""
+GATE_AND_VALUE = re.compile(r"w13|w1_w3|w31|gate_(and_)?up(_proj)?|up_gate(_proj)?|gated_up\w*")
 DOWN = re.compile(
     r"(\w+_)?down(_\w+)?|(w|fc|ff|mlp|lin|linear|proj|dense|layer)_?2(_\w+)?|wo|w_?out|out\w*|\w*_out|c_proj|"
     r"dense_4h_to_h"
@@ -80,13 +81,19 @@ class Model:
     """The facts of a whole model that rules need."""
 
     def __init__(
-        self, model: nn.Module, example: Any = None, split_fused: bool = True, prefix: str = ""
+        self,
+        model: nn.Module,
+        example: Any = None,
+        split_fused: bool = True,
+        prefix: str = "",
+        per_head: Collection[str] = (),
     ) -> None:
         """Looks at the model once."""
         self.tables = facts.tables(model)
         self.heads = facts.heads(model, example, prefix)
         self.sizes = facts.hidden_sizes(model)
         self.split_fused = split_fused
+        self.per_head = per_head
         self._modules = dict(model.named_modules())
         self._model = model
 
@@ -165,10 +172,20 @@ def _convolution(_: Model, p: Held) -> Kind | None:
 def _attention(model: Model, p: Held) -> Kind | None:
     if not isinstance(p.module, nn.MultiheadAttention):
         return None
-    if p.name == "in_proj_weight":
-        thirds = [p.param.shape[0] // 3] * 3
-        return _matrix("linear layers", model, (thirds, "fused"))
-    return Kind("linear layers", True) if p.name.endswith("_weight") else Kind("bias")
+    if not p.name.endswith("_weight"):
+        return Kind("bias")
+    is_fused = p.name == "in_proj_weight"
+    thirds = [p.param.shape[0] // 3] * 3
+    name = "qkv" if is_fused else p.name.removesuffix("_weight")
+    by_head = heads.split([name], [p.module], p.param.shape, model.per_head) if model.per_head else None
+    return _matrix("linear layers", model, (thirds, "fused") if is_fused else None, by_head=by_head)
+
+
+def _gate_and_value(_: Model, p: Held) -> Kind | None:
+    """Gate and value in a dimension of their own: ``[hidden, 2, dim]``, perhaps with experts before it."""
+    if p.param.ndim not in (3, 4) or p.param.shape[-2] != 2 or not GATE_AND_VALUE.fullmatch(p.name):
+        return None
+    return Kind("gate and value in a dimension of their own", True, {"interleaved": 2})
 
 
 def _recurrent(model: Model, p: Held) -> Kind | None:
@@ -179,19 +196,30 @@ def _recurrent(model: Model, p: Held) -> Kind | None:
 
 
 def _matrix(
-    rule: str, model: Model, parts: tuple[list[int], str] | None, *, transposed: bool = False
+    rule: str,
+    model: Model,
+    parts: tuple[list[int], str] | None,
+    *,
+    transposed: bool = False,
+    by_head: heads.Split | None = None,
 ) -> Kind:
-    """A matrix, or a stack of them, cut along its outputs into parts."""
+    """A matrix, or a stack of them, cut into heads or along its outputs into parts."""
     keys: dict[str, Any] = {"fan_in_fan_out": True} if transposed else {}
     if transposed:
         rule += " stored [in, out]"
-    if parts is not None:
-        sizes, said = parts
-        rule += f" ({said})"
-        if sizes and model.split_fused:
-            keys["split_sizes"] = tuple(sizes)
-            if transposed:
-                keys["split_dim"] = 1
+    if by_head is not None and by_head.sizes:
+        return Kind(f"{rule} (heads)", True, {**keys, **by_head.keys(transposed=transposed)})
+    sizes, said = ([], []) if parts is None else (parts[0], [parts[1]])
+    if by_head is not None:
+        said.append("heads unknown")
+    if said == [ALTERNATE] and not transposed and model.split_fused:
+        return Kind(f"{rule} (gate and value alternate)", True, {**keys, "interleaved": 2})
+    if said:
+        rule += f" ({', '.join(said)})"
+    if sizes and model.split_fused:
+        keys["split_sizes"] = tuple(sizes)
+        if transposed:
+            keys["split_dim"] = 1
     return Kind(rule, True, keys)
 
 
@@ -205,7 +233,10 @@ def _linear(model: Model, p: Held) -> Kind | None:
     transposed = facts.is_transposed(p.module)
     size, features = p.param.shape[::-1] if transposed else p.param.shape
     parts = fused(p.own, p.parent, size, features)
-    return _matrix("linear layers", model, parts, transposed=transposed)
+    by_head = None
+    if model.per_head:
+        by_head = heads.split(p.path.split(".")[-2::-1], p.parents, (size, features), model.per_head)
+    return _matrix("linear layers", model, parts, transposed=transposed, by_head=by_head)
 
 
 def _experts(model: Model, p: Held) -> Kind | None:
@@ -221,7 +252,7 @@ def _experts(model: Model, p: Held) -> Kind | None:
     if p.param.ndim != 3 or not named:
         return None
     down = DOWN.fullmatch(p.name) is not None
-    is_fused = not down and re.search(r"gate_up|gate_and_up|w13|gated_up", p.name) is not None
+    is_fused = not down and re.search(r"gate_up|gate_and_up|w13|gated_up|mlp1", p.name) is not None
     # Of a square matrix that is one the orientation is nothing to an update.
     is_even = p.param.shape[-1] == p.param.shape[-2] and not is_fused
     transposed = False if is_even else _orientation(model, p)
@@ -301,6 +332,7 @@ RULES: tuple[Rule, ...] = (
     _router,
     _convolution,
     _attention,
+    _gate_and_value,
     _recurrent,
     _linear,
     _parametrized,

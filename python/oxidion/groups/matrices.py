@@ -18,7 +18,7 @@ from oxidion._core.constructor import SCALAR, nearest
 from oxidion._core.group_checks import listed
 from oxidion._core.signature import ModelOptions, Overrides
 from oxidion._core.validate import shown
-from oxidion.groups import algorithms, facts
+from oxidion.groups import algorithms, facts, heads
 from oxidion.groups.kinds import Held, Kind, Model
 from oxidion.groups.settings import Request, Settings, check_values, identity
 from oxidion.groups.summary import ParamGroups, show, table
@@ -131,6 +131,7 @@ def param_groups(
     head_lr: float | Tensor | None = None,
     overrides: Overrides | None = None,
     split_fused: bool = True,
+    per_head: bool | Iterable[str] = False,
     example: Any = None,
     prefix: str = "",
     strict: bool = False,
@@ -171,6 +172,10 @@ def param_groups(
             is an error.
         split_fused: cut weights that are several matrices (fused QKV, gate and up) into these where their
             sizes are known.
+        per_head: cut the layers of an attention into heads: queries, keys and values along their outputs,
+            the layer behind them along its inputs. A list names some of ``"q"``, ``"k"``, ``"v"`` and
+            ``"o"``. Where the model does not say for certain which rows are a head's, nothing is cut, and the
+            summary says so.
         example: what the model is called with: a tensor, a tuple of arguments, or a dict of them. The linear
             layer that a forward pass calls last is then the output layer.
         prefix: what stands before the names of a part of a model, as in ``param_groups(model.encoder,
@@ -220,7 +225,7 @@ def param_groups(
     for name, param in model.named_parameters():
         if isinstance(param, UninitializedParameter):
             raise ValueError(f"{name} has no shape yet, as its module is lazy: run a forward pass first")  # noqa: TRY004
-    known = Model(model, example, split_fused, prefix.rstrip("."))
+    known = Model(model, example, split_fused, prefix.rstrip("."), heads.kinds(per_head))
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
     extra = constructor.names_of_keys(extra_keys)
     group_checks.refuse_known(extra, OxOptimizer._registry.values())

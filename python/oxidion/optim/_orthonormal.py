@@ -14,7 +14,8 @@ from oxidion.optim._settings import functions, gram_settings
 class OrthonormalOptimizer(OxOptimizer):
     """An optimizer with an orthonormalized update.
 
-    Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
+    Parameters of three dimensions are stacks of matrices over their last two, unless ``flatten``; those of
+    more need ``flatten``, or a group key ``interleaved`` (1: they are stacks too).
     Group keys without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and
     ``split_sizes`` (row blocks, for example of a fused QKV weight), both of columns with ``split_dim=1`` (for
     example the heads of an output projection). Each block has the factor ``s`` of its own shape.
@@ -35,8 +36,8 @@ class OrthonormalOptimizer(OxOptimizer):
             or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original" ``√max(1, d_out/d_in)``, None 1.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
-            ``split_dim`` (0: of rows, 1: of columns). ``fan_in_fan_out=True`` is for weights stored
-            ``[in, out]``: ``d_out`` is then the number of columns.
+            ``split_dim`` (0: of rows, 1: of columns), ``interleaved`` (matrices whose rows alternate).
+            ``fan_in_fan_out=True`` is for weights stored ``[in, out]``: ``d_out`` is then their columns.
         use_gram_newton_schulz: the Gram form with Polar Express for it, as in microsoft/dion.
         use_triton: accepted for compatibility; the kernels are built in.
         use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.

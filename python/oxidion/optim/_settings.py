@@ -94,6 +94,7 @@ ADJUST_LR = validate.word("spectral_norm", "spectral_norm", "rms_norm", *TORCH_R
 VIEW_SCHEMA: dict[str, Field] = {
     "adjust_lr": ADJUST_LR,
     "flatten": validate.flag(False),
+    "interleaved": validate.count(None, optional=True),
     "num_heads": validate.count(None, optional=True),
     "split_sizes": validate.counts(None),
     "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: type(v) is int and v in (0, 1)),

@@ -56,7 +56,7 @@ class Dion(OxOptimizer):
             1/1024 of it is left, or where all columns are such. A column that depends on those before it
             is divided by its norm.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
-            argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
+            argument: ``num_heads``, ``split_sizes``, ``split_dim`` and ``interleaved`` cut a weight;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
         seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
         route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a

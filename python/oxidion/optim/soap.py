@@ -77,7 +77,7 @@ class SOAP(OxOptimizer):
         normalize_gradient: pytorch_optimizer's word for ``normalize_grads``, also in groups.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
-            ``split_dim`` (0: of rows, 1: of columns).
+            ``split_dim`` (0: of rows, 1: of columns), ``interleaved`` (matrices whose rows alternate).
         owned_states: keep states with one process, the owner, also where no side with a basis is cut: copies
             of a weight share the memory and send the update instead of repeating the work.
         seed: of the numbers that complete the first bases, and of stochastic rounding.

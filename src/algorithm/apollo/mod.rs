@@ -125,7 +125,7 @@ impl Algorithm for Apollo {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        Matrices::default().blocks(p)
+        Matrices::stacked().blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -211,7 +211,7 @@ impl Algorithm for Apollo {
         let each = 2.0 * flops(self.common.rank()) + 6.0;
         let products: f64 = blocks.iter().map(|b| flops(b.numel()) * each).sum();
         Description {
-            view: Matrices::default().phrase(p),
+            view: Matrices::stacked().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
             roundoff: None,

@@ -1,6 +1,5 @@
 //! The state Q of Dion: shape and sharding of its matrices.
 
-use super::super::Algorithm;
 use super::Dion;
 use crate::spec::{Block, DimSharding, Init, ParamSpec, Share, Side, StateSpec};
 
@@ -10,13 +9,13 @@ impl Dion {
     /// Blocks of a parameter that is sharded along that side share the rows of one matrix, as wide as the largest rank;
     /// those that are sharded along the other one have each their own, behind the dimensions that number the matrices.
     pub(super) fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
-        let lead = self.leading(p);
+        let (lead, columns) = (self.view.leading(p), self.view.columns(p));
         let transposed = p.oriented(blocks.iter().copied());
         let width = blocks.iter().map(|b| self.rank(b.rows, b.cols)).max().unwrap_or(0);
         let (short, short_dims, long_dim) = if transposed {
-            (Side::Rows, lead..lead + 1, lead + 1)
+            (Side::Rows, lead..columns, columns)
         } else {
-            (Side::Cols, lead + 1..p.shape.len(), lead)
+            (Side::Cols, columns..p.shape.len(), lead)
         };
         let apart = self.view.splits().is_some_and(|side| side != short);
         let mut shape: Vec<usize> = p.shape[..lead].to_vec();

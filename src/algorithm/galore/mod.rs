@@ -177,7 +177,7 @@ impl Algorithm for GaLore {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        Matrices::default().blocks(p)
+        Matrices::stacked().blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -236,7 +236,7 @@ impl Algorithm for GaLore {
         let whole_flops = blocks.iter().map(refresh).sum::<f64>() / flops(self.common.gap);
         let products: f64 = blocks.iter().map(|b| 4.0 * flops(b.numel()) * flops(self.common.rank())).sum();
         Description {
-            view: Matrices::default().phrase(p),
+            view: Matrices::stacked().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
             roundoff: None,

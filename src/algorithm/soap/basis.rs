@@ -104,7 +104,7 @@ impl Bases {
         if self.merges(p) {
             return self.merged(&p.shape).get(1).copied().unwrap_or(p.shape.len());
         }
-        self.view.leading(p) + 1
+        self.view.columns(p)
     }
 
     /// The matrices of a parameter of two or more dimensions; one of one column, where all are merged.
@@ -124,7 +124,7 @@ impl Bases {
             )));
         }
         let (rows, cols) = p.shape.split_at(self.columns_of(p));
-        Ok(vec![Block { offset: 0, rows: rows.iter().product(), cols: cols.iter().product() }])
+        Ok(vec![Block { rows: rows.iter().product(), cols: cols.iter().product(), ..Block::default() }])
     }
 
     /// Phrase for `explain()`.

@@ -113,7 +113,7 @@ impl Algorithm for Soap {
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         if p.shape.len() < 2 {
-            return Ok(vec![Block { offset: 0, rows: p.numel(), cols: 1 }]);
+            return Ok(vec![Block { rows: p.numel(), cols: 1, ..Block::default() }]);
         }
         self.bases.blocks(p)
     }
