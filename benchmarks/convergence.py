@@ -86,6 +86,7 @@ FURTHER = {
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
     "muon_without_momentum": recipe("Muon", 0.02, mu=0.0),
     "muon_nesterov": recipe("Muon", 0.02, nesterov=True),
+    "muon_per_head": recipe("Muon", 0.02, per_head=True),
     "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, decays=False),
     "dion_orthonormal": dion(rank_fraction=0.25, right_factor="orthonormal"),
     "dion_full_rank": dion(rank_fraction=1.0),

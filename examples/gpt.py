@@ -79,7 +79,7 @@ class Attention(nn.Module):
     def __init__(self, shape: GPTShape, rotary: RotaryPositions) -> None:
         """Makes the four C x C maps."""
         super().__init__()
-        self.head_dim = shape.dim // shape.heads
+        self.num_heads, self.head_dim = shape.heads, shape.dim // shape.heads
         self.rotary = rotary
         self.query = nn.Linear(shape.dim, shape.dim, bias=False)
         self.key = nn.Linear(shape.dim, shape.dim, bias=False)

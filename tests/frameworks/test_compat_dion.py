@@ -435,3 +435,13 @@ def test_partitions_of_parameters_with_names() -> None:
 def test_model_may_be_named_beside_no_parameters() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     assert len(dion.Muon(None, model=model, summary=False).param_groups) == 2
+
+
+def test_more_than_three_dimensions_number_matrices_as_there() -> None:
+    stack = torch.nn.Parameter(torch.randn(2, 3, 6, 4))
+    single = torch.nn.Parameter(stack.detach()[1, 2].clone())
+    stack.grad = torch.randn_like(stack)
+    single.grad = stack.grad[1, 2].clone()
+    for param in (stack, single):
+        dion.Muon([param], lr=0.1).step()
+    torch.testing.assert_close(stack.detach()[1, 2], single.detach())

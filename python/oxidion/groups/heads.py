@@ -26,7 +26,7 @@ LAYERS = {
     "kv": re.compile(r"kv(_proj)?|to_kv|linear_kv|(w|linear_)?kv_b(_proj)?"),
     "qkv": re.compile(r"\w*qkv(_proj|_linear)?|c_attn|query_key_value"),
     "qkvz": re.compile(r"\w*qkvz"),
-    "o": re.compile(r"o|wo|((o|out|output|c|linear)_)?proj|(to_|linear_)?out(_lin|put)?|to_add_out|dense"),
+    "o": re.compile(r"o|wo|((o|out|output|c|linear)_)?proj(ect)?|(to_|linear_)?out(_lin|put)?|to_add_out|dense"),
 }
 """Names of the layers of an attention, by the kinds that they make; z is a gate."""
 
