@@ -66,7 +66,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda asan miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda asan miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel wheel-aarch64 all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -188,6 +188,14 @@ wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code f
 	OXIDION_CUBINS=$(CURDIR)/target/cubins OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel \
 	maturin build --profile dist --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
 	python -m pytest -q -m slow tests/test_wheel.py
+
+wheel-aarch64: $(VENV)/.deps ## Build the wheel for aarch64 Linux on x86-64, and step in an emulator: docs/releasing.md says what it needs
+	python -m pip install -q "ziglang==0.15.*" cargo-zigbuild
+	CXX=aarch64-linux-gnu-g++ OXIDION_SHIMS=$$(python .ci/torches.py .cache/torches-aarch64 manylinux_2_28_aarch64) \
+	python python/build_shim.py --into target/shim/wheel-aarch64
+	OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel-aarch64 \
+	maturin build --profile dist --strip --out dist --target aarch64-unknown-linux-gnu --zig --compatibility manylinux_2_28
+	python .ci/aarch64.py .cache/aarch64 dist/oxidion-*-manylinux_2_28_aarch64.whl
 
 all: build lint test docs wheel ## Everything that must pass before a release
 

@@ -1,10 +1,11 @@
 """Fetches headers and libraries of every minor version of torch that a released wheel has a library for.
 
-    python .ci/torches.py FOLDER
+    python .ci/torches.py FOLDER [PLATFORM]
 
-Wheels come from pip's index, 0.2 to 0.9 GB each; ``PIP_INDEX_URL=https://download.pytorch.org/whl/cpu`` has
-the small ones. Of each only what `python/build_shim.py` reads is unpacked, into ``FOLDER/X.Y.Z``. A folder
-that is there is kept. Prints the folders, separated by colons, as ``OXIDION_SHIMS`` takes them.
+PLATFORM is pip's word for another kind of machine, as ``manylinux_2_28_aarch64``. Wheels come from pip's
+index, 0.2 to 0.9 GB each; ``PIP_INDEX_URL=https://download.pytorch.org/whl/cpu`` has the small ones. Of each
+only what `python/build_shim.py` reads is unpacked, into ``FOLDER/X.Y.Z``. A folder that is there is kept.
+Prints the folders, separated by colons, as ``OXIDION_SHIMS`` takes them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ PYTHON = "3.11"
 READ = re.compile(r"torch/(include/.*|version\.py|lib/lib(torch_cpu|c10|torch_python)\.so)")
 
 
-def fetch(release: str, into: Path) -> None:
-    """Fills a folder with what is read of one release: whole or not at all."""
+def fetch(release: str, into: Path, platform: str) -> None:
+    """Fills a folder with what is read of one release, for a platform: whole or not at all."""
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--python-version", PYTHON, "--dest", scratch, f"torch=={release}"]
+        command += ["--platform", platform] if platform else []
         subprocess.run(command, check=True, stdout=sys.stderr)
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
@@ -38,13 +40,13 @@ def fetch(release: str, into: Path) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    root = Path(sys.argv[1]).resolve()
+    root, platform = Path(sys.argv[1]).resolve(), "".join(sys.argv[2:3])
     root.mkdir(parents=True, exist_ok=True)
     folders = [root / release for release in RELEASES]
     for release, folder in zip(RELEASES, folders, strict=True):
         if not folder.is_dir():
             sys.stderr.write(f"fetching torch {release} into {folder}\n")
-            fetch(release, folder)
+            fetch(release, folder, platform)
     sys.stdout.write(os.pathsep.join(map(str, folders)) + "\n")
 
 

@@ -40,6 +40,7 @@ SOURCES = {
     "torchao": ("torchao", "torchao"),
     "galore-torch": ("galore_torch", "galore-torch"),
     "heavyball": ("heavyball", "heavyball"),
+    "bitsandbytes": ("bitsandbytes", "bitsandbytes"),
 }
 
 
@@ -186,6 +187,10 @@ def _of_pytorch_optimizer(name: str, note: str = "") -> Contender:
     return Contender(f"{package}.{name}", package, "", flat(package, name), note)
 
 
+def _of_bitsandbytes(name: str) -> Contender:
+    return Contender(f"bitsandbytes.{name}", "bitsandbytes", "", flat("bitsandbytes.optim", name))
+
+
 def _muon() -> list[Contender]:
     first, *theirs = relative(
         "", "Muon", "Polar Express, 5 iterations, bfloat16 eager rounding", nesterov=True
@@ -238,6 +243,7 @@ FAMILIES: dict[str, list[Contender]] = {
         _torch_adamw("foreach", foreach=True),
         _torch_adamw("default", "for-loop on CPU"),
         Contender("dion adamw group eager", PEER, "", _scalar("adamw")),
+        _of_bitsandbytes("AdamW"),
     ],
     "lion": [
         ours("Lion", flat(OURS, "Lion")),
@@ -245,6 +251,7 @@ FAMILIES: dict[str, list[Contender]] = {
         Contender("lion_pytorch.Lion", "lion_pytorch", "", flat("lion_pytorch", "Lion")),
         _of_pytorch_optimizer("Lion"),
         Contender("dion lion group eager", PEER, "", _scalar("lion")),
+        _of_bitsandbytes("Lion"),
     ],
     "lamb": [
         ours("Lamb", flat(OURS, "Lamb")),
@@ -269,6 +276,7 @@ FAMILIES: dict[str, list[Contender]] = {
     "adamw 8-bit": [
         ours("AdamW 8-bit", flat(OURS, "AdamW", state_bits=8)),
         ours("AdamW 32-bit", flat(OURS, "AdamW"), "states in float32"),
+        _of_bitsandbytes("AdamW8bit"),
         Contender("torchao AdamW8bit eager", "torchao", "", _8_BIT, max_tensors=MOST_COMPILED),
         Contender("torchao AdamW8bit compiled", "torchao", "", _8_BIT, "", True, MOST_COMPILED),
     ],
