@@ -79,7 +79,7 @@ impl Matrices {
             return Err(Error::Value("interleaved must be an integer >= 1 or None, got 0".into()));
         }
         let interleaved = interleaved.unwrap_or(0);
-        if interleaved > 1 && (flatten || (chosen == 1 && split_dim == 1)) {
+        if interleaved > 1 && (flatten || split_dim == 1) {
             return Err(Error::Value(
                 "interleaved is about rows: it goes with neither flatten nor split_dim=1".into(),
             ));
@@ -199,7 +199,7 @@ impl Matrices {
             )));
         }
         let (rows, between) = (all_rows / step, step - 1);
-        let side = if self.split_dim == 0 { Side::Rows } else { Side::Cols };
+        let side = self.splits().unwrap_or(Side::Rows);
         let sizes = if self.is_cut() { self.sizes(p, [rows, cols][side.index()])? } else { vec![rows] };
         check_count(p, count.saturating_mul(sizes.len()).saturating_mul(step))?;
         let each = |i: usize| {

@@ -118,6 +118,7 @@ def test_a_shape_with_several_meanings_names_the_keys_that_say_it() -> None:
         ({"interleaved": 5}, r"interleaved must divide the rows of each matrix.*\(?12, 4"),
         ({"interleaved": 2, "flatten": True}, "goes with neither flatten nor split_dim=1"),
         ({"interleaved": 2, "num_heads": 2, "split_dim": 1}, "goes with neither flatten nor split_dim=1"),
+        ({"interleaved": 2, "split_dim": 1}, "goes with neither flatten nor split_dim=1"),
         ({"interleaved": 2, "num_heads": 4}, "num_heads must divide"),
         ({"interleaved": 2, "split_sizes": (6, 6)}, "split_sizes must sum to"),
     ],
@@ -128,6 +129,21 @@ def test_keys_that_cannot_be_meant_are_refused(keys: dict[str, Any], message: st
     weight.grad = torch.randn_like(weight)
     with pytest.raises(ValueError, match=message):
         oxidion.Muon([{"params": [weight], **keys}]).step()
+
+
+def test_a_checkpoint_without_the_key_leaves_it_as_it_is() -> None:
+    weight = nn.Parameter(torch.randn(2, 3, 4, 5))
+    weight.grad = torch.randn_like(weight)
+    groups = [{"params": [weight], "interleaved": 1}]
+    optimizer: Any = oxidion.Muon(groups)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["interleaved"]
+    resumed: Any = oxidion.Muon([{"params": [weight], "interleaved": 1}])
+    resumed.load_state_dict(saved)
+    resumed.step()
+    assert resumed.param_groups[0]["interleaved"] == 1
 
 
 def test_explain_says_that_rows_alternate() -> None:

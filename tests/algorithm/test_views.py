@@ -95,6 +95,19 @@ def test_heads_equal_a_stack_of_matrices(name: str) -> None:
         close(found[0][key].reshape(value.shape), value)
 
 
+@every_algorithm
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)], ids=str)
+@pytest.mark.parametrize("keys", [{"split_dim": 1}, {"split_dim": 1, "num_heads": 1}], ids=str)
+def test_a_side_without_a_cut_changes_nothing(
+    name: str, shape: tuple[int, ...], keys: dict[str, Any]
+) -> None:
+    start, grads = drawn(shape)
+    steps = [[grad] for grad in grads]
+    (wanted,), _ = run(name, [start], steps)
+    (got,), _ = run(name, [start], steps, keys)
+    assert torch.equal(got, wanted)
+
+
 SPLITS = ((5, 3, 4), (4, 4, 4), (1, 10, 1))
 
 

@@ -162,6 +162,85 @@ def test_linear_attention_has_heads_of_several_numbers_and_sizes() -> None:
     }
 
 
+def test_latent_attention_without_positions_is_cut_too() -> None:
+    numbers = {"num_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 0, "v_head_dim": 6}
+    model = within(module("LatentAttention", numbers, {"q_b_proj": linear(24, 32)}))
+    assert views(model, per_head=True)["attn.q_b_proj"] == {"num_heads": 4}
+
+
+def test_sizes_of_heads_follow_from_the_layers_where_the_module_does_not_say_them() -> None:
+    sizes = {"q_proj": (32, 24), "k_proj": (20, 12), "v_proj": (20, 12), "out_proj": (24, 32)}
+    layers = {name: linear(*size) for name, size in sizes.items()}
+    found = views(within(module("Attention", {"num_heads": 4, "num_kv_heads": 2}, layers)), per_head=True)
+    assert found == {
+        "attn.q_proj": {"num_heads": 4},
+        "attn.k_proj": {"num_heads": 2},
+        "attn.v_proj": {"num_heads": 2},
+        "attn.out_proj": {"num_heads": 4, "split_dim": 1},
+    }
+    thirds = within(module("Attention", {"num_heads": 4}, {"qkv": linear(32, 96), "proj": linear(32, 32)}))
+    assert views(thirds, per_head=True)["attn.qkv"] == {"num_heads": 12}
+    unsaid = within(module("Attention", {"num_heads": 4}, {"qkv": linear(32, 64)}))
+    assert not views(unsaid, per_head=True)["attn.qkv"]  # keys and values have fewer heads, or smaller ones
+    alone = within(module("Attention", {"num_heads": 4}, {"k_proj": linear(32, 16)}))
+    assert not views(alone, per_head=True)["attn.k_proj"]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("MiniMaxLightningAttention", {}),
+        ("AttentionCl", {"head_first": True}),
+        ("Attention", {"key_dim": 8, "val_dim": 8}),
+    ],
+)
+def test_kinds_that_alternate_are_never_cut_apart_by_order(name: str, numbers: dict[str, Any]) -> None:
+    layers = {"qkv": linear(32, 96), "out_proj": linear(32, 32)}
+    model = within(module(name, {"num_heads": 4, "head_dim": 8, **numbers}, layers))
+    assert views(model, per_head=True)["attn.qkv"] == {"num_heads": 12}
+    groups = oxidion.param_groups(model, "muon", summary=False, per_head=("q",))
+    assert "heads unknown" in groups.decisions["attn.qkv.weight"]
+    assert "split_sizes" not in views(model)["attn.qkv"]
+
+
+def test_several_layers_in_a_row_are_not_cut_at_a_place_that_is_not_certain() -> None:
+    out = nn.Sequential(linear(32, 32), nn.GELU(), linear(32, 32))
+    model = within(module("Attention", {"num_heads": 4, "head_dim": 8}, {"q": linear(32, 32), "out": out}))
+    found = views(model, per_head=True)
+    assert found["attn.q"] == {"num_heads": 4}
+    assert not found["attn.out.0"]
+    assert not found["attn.out.2"]
+
+
+def test_a_layer_of_an_attention_whose_name_is_unknown_is_said() -> None:
+    layers = {"q_proj": linear(32, 32), "wonder": linear(32, 32), "q_a_proj": linear(32, 32)}
+    model = within(module("Attention", {"num_heads": 4, "head_dim": 8}, layers))
+    decisions = oxidion.param_groups(model, "muon", summary=False, per_head=True).decisions
+    assert "heads unknown" in decisions["attn.wonder.weight"]
+    assert "heads unknown" not in decisions["attn.q_a_proj.weight"]
+
+
+def test_one_head_that_is_key_and_value_is_one_matrix() -> None:
+    layers = {"q_proj": linear(32, 64), "kv_proj": linear(32, 16)}
+    model = within(module("Attention", {"num_heads": 4, "head_dim": 16}, layers))
+    assert not views(model)["attn.kv_proj"]
+
+
+@pytest.mark.parametrize("keys", [{"num_heads": 1}, {"num_heads": None}, {"split_sizes": (24, 24)}], ids=str)
+def test_keys_of_an_override_replace_all_that_cut_a_weight(keys: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = grouped()
+    for param in model.parameters():
+        param.grad = torch.randn_like(param)
+    before = model.get_parameter("attn.o_proj.weight").detach().clone()
+    overrides = {"*.o_proj.weight": {**keys, **({"split_dim": 1} if "split_sizes" in keys else {})}}
+    optimizer: Any = oxidion.Muon(model, lr=0.1, per_head=True, overrides=overrides, summary=False)
+    optimizer.step()
+    assert bool((model.get_parameter("attn.o_proj.weight").detach() != before).all())
+    groups = [group for group in optimizer.param_groups if "attn.o_proj.weight" in group["param_names"]]
+    assert [group["split_dim"] for group in groups] == [1 if "split_sizes" in keys else 0]
+
+
 def test_adapters_around_a_layer_do_not_hide_its_name() -> None:
     wrapped = module("Wrapped", {}, {"base_layer": linear(32, 48)})
     model = within(module("Attention", {"num_heads": 6, "head_dim": 8}, {"q_proj": wrapped}))

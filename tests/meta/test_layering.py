@@ -53,8 +53,8 @@ MOST_UNSAFE = 286
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",
-    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE", "CITATION.cff",
-    "mkdocs.yml",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE",
+    "CITATION.cff", "mkdocs.yml",
 }  # fmt: skip
 OUTPUTS = {"target", "dist", "runs", "carry"}
 """Folders that git ignores."""

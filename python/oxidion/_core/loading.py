@@ -84,9 +84,12 @@ def _is_key(value: object) -> bool:
 def keep_extra(
     groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]], extra: Iterable[str]
 ) -> None:
-    """Gives groups the optimizer's values of a user's own keys, in place, where the checkpoint has none."""
+    """Gives groups the optimizer's values of a user's own keys, in place, where the checkpoint has none.
+
+    So it does of ``interleaved``, which says how a weight is stored, and which other packages do not have.
+    """
     for group, target in zip(groups, own, strict=False):
-        for key in extra:
+        for key in ("interleaved", *extra):
             if key in target:
                 group.setdefault(key, target[key])
 

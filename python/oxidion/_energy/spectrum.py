@@ -131,7 +131,7 @@ def _apart(tensor: Tensor, count: Any) -> Tensor:
         ValueError: for a count that does not divide the rows.
     """
     rows, cols = tensor.shape[-2:]
-    if tensor.ndim > 2 and rows == count:
+    if tensor.ndim > 2 and rows == count > 1:
         return tensor.transpose(-3, -2).reshape(-1, tensor.shape[-3], cols)
     if type(count) is not int or count < 1 or rows % count:
         raise ValueError(f"interleaved={count!r} does not divide {rows} rows of {tuple(tensor.shape)}")

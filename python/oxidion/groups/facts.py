@@ -159,6 +159,11 @@ def weight_shape(module: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape[:2][:: -1 if is_transposed(module) else 1])
 
 
+def alternates(module: nn.Module) -> bool:
+    """True for an attention that says that queries, keys and values alternate from head to head."""
+    return getattr(module, "head_first", False) is True or {"key_dim", "val_dim"} <= vars(module).keys()
+
+
 INPUTS = ("in_features", "in_channels", "input_size", "kdim", "vdim", "embed_dim", "d_model")
 """Attributes of layers, of linear, convolutional, recurrent and attention ones, for the sizes of inputs."""
 

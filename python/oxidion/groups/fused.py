@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oxidion.groups.facts import class_names, is_linear, weight_shape
+from oxidion.groups.facts import alternates, class_names, is_linear, weight_shape
 
 QKV = re.compile(r"\w*qkv\w*|c_attn|query_key_value|kv(_proj)?|to_kv|kv_a_proj_with_mqa|wkv_a")
 GATED = re.compile(r"gate_up_proj|gate_and_up|gate_up|w13|w12|weights_in|gated_up\w*|Wi")
 GATED_CLASS = re.compile(r"glu", re.IGNORECASE)
 GATED_INPUT = re.compile(r"fc1|w12|proj|wi|c_fc|linear_in|in_proj", re.IGNORECASE)
 BY_HEAD = re.compile(
-    r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|ChatGLM|GLMSelf|InternLM2|Megatron|BigCode|Qwen3Next|FusedQKVLinear"
+    r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|ChatGLM|GLMSelf|InternLM2|Megatron|BigCode|Qwen3Next|FusedQKVLinear|MiniMaxLightning"
 )
 """Classes whose queries, keys and values alternate from head to head."""
 ALTERNATING = re.compile(r"GptOss")
@@ -72,8 +72,10 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
     classes = " ".join(class_names(parent))
     if HEADS_OF_TWO.fullmatch(name):
         return [], "fused, not split: heads alternate"
+    if name == "kv_proj" and _number(parent, "head_dim") == size:
+        return None  # one head that is key and value
     if QKV.fullmatch(name.lower()):
-        if BY_HEAD.search(classes):
+        if BY_HEAD.search(classes) or alternates(parent):
             return [], "fused, not split: heads alternate"
         sizes = _sizes(name.lower(), parent, size, features)
         if sum(sizes) == size:

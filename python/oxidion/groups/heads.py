@@ -13,28 +13,39 @@ from typing import Any
 
 from torch import nn
 
-from oxidion.groups.facts import class_names
+from oxidion.groups.facts import alternates, class_names, is_linear, weight_shape
 
 KINDS = ("q", "k", "v", "o")
 """Kinds that ``per_head`` names: queries with their gates, keys, values, the layer behind the attention."""
 
 LAYERS = {
-    "q": re.compile(r"q|wq(_b)?|(to_|linear_|add_)?q(_b)?(_proj|_lin)?|query(_proj)?"),
-    "k": re.compile(r"k|wk|(to_|linear_|add_)?k(_proj|_lin)?|key(_proj)?"),
-    "v": re.compile(r"v|wv|(to_|linear_|add_)?v(_proj|_lin)?|value(_proj)?"),
-    "z": re.compile(r"g_proj|in_proj_z"),
+    "q": re.compile(
+        r"q|wq(_b)?|((to|linear|add|project)_)?q(_b)?(_proj|_lin)?|(projection_)?query(_proj|_global)?"
+    ),
+    "k": re.compile(r"k|wk|((to|linear|add|project)_)?k(_proj|_lin)?|(projection_)?key(_proj|_global)?"),
+    "v": re.compile(r"v|wv|((to|linear|add|project)_)?v(_proj|_lin)?|(projection_)?value(_proj|_global)?"),
+    "z": re.compile(r"g(_b)?_proj|in_proj_z|(q_)?gate_proj|output_gate"),
     "kv": re.compile(r"kv(_proj)?|to_kv|linear_kv|(w|linear_)?kv_b(_proj)?"),
     "qkv": re.compile(r"\w*qkv(_proj|_linear)?|c_attn|query_key_value"),
     "qkvz": re.compile(r"\w*qkvz"),
-    "o": re.compile(r"o|wo|((o|out|output|c|linear)_)?proj(ect)?|(to_|linear_)?out(_lin|put)?|to_add_out|dense"),
+    "o": re.compile(
+        r"o|wo|((o|out|output|c|linear|att)_)?proj(ect)?|(to_|linear_)?out(_lin|put)?|to_add_out|dense|"
+        r"projection(_layer)?|merge"
+    ),
 }
 """Names of the layers of an attention, by the kinds that they make; z is a gate."""
+SHARED = re.compile(
+    r"(w|linear_)?(q|kv|k|v|g|f)_a(_proj\w*)?|wkv_a\w*|in_proj_(ba|b|a)|[abf]_proj|gate|indexer|router"
+)
+"""Names of layers that belong to all heads, or that have a few outputs for each."""
 
 ATTENTION = re.compile(r"Attention|Attn|DeltaNet", re.IGNORECASE)
 GATED = re.compile(r"Qwen3Next|Qwen3_5")
 """Classes of which each head has a query and a gate, one behind the other."""
+
+
 ALTERNATING = re.compile(
-    r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|InternLM2|Megatron|BigCode|FusedQKVLinear|\bSelfAttention\b"
+    r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|InternLM2|Megatron|BigCode|FusedQKVLinear|\bSelfAttention\b|MiniMax"
 )
 """Classes of which the order of queries, keys and values is by groups of heads, or depends on settings."""
 
@@ -87,11 +98,15 @@ def split(
     owner = next(_attentions(around), None)
     if owner is None:
         return None
-    name = names[0] if around[0] is owner or len(names) < 2 else names[1]
+    own = around[0] is owner or len(names) < 2
+    name = names[0] if own else names[1]
     kind = next((kind for kind, layer in LAYERS.items() if layer.fullmatch(name.lower())), "")
+    if not kind and not SHARED.fullmatch(name.lower()) and set(wanted) == set(KINDS):
+        return Split()
     if not set(kind.replace("z", "q")) & set(wanted):
         return None
-    heads = _heads(owner)
+    # Of several layers in a row some take or make no heads.
+    heads = _heads(owner, kind, shape) if own or sum(map(is_linear, around[0].children())) < 2 else None
     if heads is None or not heads.keys() >= set(kind):
         return Split()
     outputs, inputs = shape
@@ -101,7 +116,9 @@ def split(
     runs = _runs(kind, heads, owner)
     if sum(size for _, size in runs) != outputs:
         return Split()
-    return Split(_cut(runs, wanted, is_ordered=kind != "qkv" or not _is(owner, ALTERNATING)))
+    return Split(
+        _cut(runs, wanted, is_ordered=kind != "qkv" or not (alternates(owner) or _is(owner, ALTERNATING)))
+    )
 
 
 def _is(module: nn.Module, pattern: re.Pattern[str]) -> bool:
@@ -129,7 +146,7 @@ def _count(module: nn.Module) -> int | None:
     return _number(module, "num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "num_v_heads")
 
 
-def _heads(module: nn.Module) -> dict[str, tuple[int, int]] | None:
+def _heads(module: nn.Module, kind: str, shape: Sequence[int]) -> dict[str, tuple[int, int]] | None:
     """Heads of each kind, and outputs of each head; None where the module does not say it."""
     count = _count(module)
     if count is None:
@@ -141,22 +158,39 @@ def _heads(module: nn.Module) -> dict[str, tuple[int, int]] | None:
         if values is None or keys is None or key is None or values % keys:
             return None
         return {**dict.fromkeys("qk", (keys, key)), **dict.fromkeys("vzo", (values, value))}
-    nope, rope = _number(module, "qk_nope_head_dim"), _number(module, "qk_rope_head_dim")
-    value = _number(module, "v_head_dim")
-    if nope is not None and rope is not None and value is not None:  # latent attention
+    nope, value = _number(module, "qk_nope_head_dim"), _number(module, "v_head_dim")
+    holders = (module, getattr(module, "config", None))
+    rope = next((n for m in holders if isinstance(n := getattr(m, "qk_rope_head_dim", None), int)), None)
+    if nope is not None and value is not None and rope is not None:  # latent attention
         return {"q": (count, nope + rope), "k": (count, nope), **dict.fromkeys("vo", (count, value))}
-    size = _number(
-        module, "head_dim", "attention_head_size", "head_size", "d_kv", "key_value_proj_dim", "dim_head"
-    )
-    if size is None:
-        width = _number(module, "inner_dim", "embed_dim", "n_embd", "d_model", "hidden_size", "dim")
-        if width is None or width % count:
-            return None
-        size = width // count
     groups = _number(
         module, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "num_query_groups"
     )
+    size = _number(
+        module, "head_dim", "attention_head_size", "head_size", "d_kv", "key_value_proj_dim", "dim_head"
+    ) or _size(module, kind, count, groups, shape)
+    if size is None:
+        return None
     return {**dict.fromkeys("qzo", (count, size)), **dict.fromkeys("kv", (groups or count, size))}
+
+
+def _size(module: nn.Module, kind: str, count: int, groups: int | None, shape: Sequence[int]) -> int | None:
+    """Outputs of a head where the module does not say it, by the layer itself or by that of the queries."""
+    outputs, inputs = shape
+    queries = [
+        weight_shape(own) for name, own in module.named_children() if LAYERS["q"].fullmatch(name.lower())
+    ]
+    if kind == "o":
+        width = inputs
+    elif kind in ("q", "z"):
+        width = outputs
+    elif queries and queries[0]:
+        width = queries[0][0]
+    elif kind == "qkv" and (groups is not None or outputs == 3 * inputs):
+        width = outputs * count // (count + 2 * (groups or count))
+    else:
+        return None
+    return width // count if width % count == 0 else None
 
 
 def _runs(kind: str, heads: Mapping[str, tuple[int, int]], owner: nn.Module) -> list[tuple[str, int]]:

@@ -22,6 +22,10 @@ WHERE = "arguments"
 """Name of the arguments of `param_groups` and of constructors in errors."""
 
 
+CUTS = frozenset({"flatten", "interleaved", "num_heads", "split_dim", "split_sizes"})
+"""Keys that cut a parameter into matrices."""
+
+
 @dataclass(frozen=True)
 class Request:
     """All that the group keys of a parameter depend on, beside the class that takes it."""
@@ -72,7 +76,10 @@ class Settings:
         signs = self.scalar is not None and self.scalar._ALGORITHM == "lion"
         depends = signs and kind.part == "head" and not part and "lr" not in self.rest
         inputs = max(math.prod(param.shape[1:]), 1) if depends else 0
-        return Request(kind.is_matrix, kind.keys, part, inputs, override, handed)
+        views = kind.keys
+        if CUTS & (override.keys() | handed.keys()):  # one of them says it all
+            views = {key: value for key, value in views.items() if key not in CUTS}
+        return Request(kind.is_matrix, views, part, inputs, override, handed)
 
     def check(self, cls: Class) -> None:
         """Checks the keys of both kinds and their values.
