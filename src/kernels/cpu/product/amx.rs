@@ -2,7 +2,7 @@
 //! intrinsics for it.
 
 use std::arch::asm;
-use std::mem::MaybeUninit;
+use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use half::bf16;
@@ -24,6 +24,11 @@ const DEPTH: usize = 32;
 /// from the third, which gives about 10. Two panels of columns and one of rows in parts of six steps take 36 of 48 KiB, and
 /// the sums 8: then 36 bytes a cycle come from the second level and at most 16 from the third.
 const PART: usize = 6;
+
+thread_local! {
+    // Sums of a task, whose pages stay with the thread.
+    static SUMS: RefCell<Vec<Sums<f32>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Configuration that `ldtilecfg` reads: eight registers of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -268,7 +273,8 @@ unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
     let steps = call.steps::<Bf16Amx>();
     let parts = steps.div_ceil(PART).max(1);
     let length = steps.div_ceil(parts).max(1);
-    let mut sums = [const { MaybeUninit::<Sums<f32>>::uninit() }; Bf16Amx::ABREAST * CHUNK];
+    let mut sums = SUMS.take();
+    sums.resize_with(Bf16Amx::ABREAST * CHUNK, || Sums([0.0; SIDE * SIDE]));
     for part in 0..parts {
         let begin = part * length;
         let count = length.min(steps.saturating_sub(begin));
@@ -277,21 +283,23 @@ unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
                 // Sums that need not be kept lie in one place, which stays in the first-level cache.
                 let at = (row - rows.start) * Bf16Amx::ABREAST + column - columns.start;
                 let sums = &mut sums[if parts == 1 { 0 } else { at }];
+                let place = sums.0.as_mut_ptr();
                 // SAFETY: the panels are there, and have the steps; the first part writes the sums.
                 unsafe {
                     let spot = call.spot::<Bf16Amx>([row, column]);
                     let [a, b] = [spot.a, spot.b].map(|panel| panel.add(begin * SIDE * DEPTH));
                     if part + 1 < parts {
-                        multiply(part > 0, count, a, b, sums.as_mut_ptr().cast());
+                        multiply(part > 0, count, a, b, place);
                     } else {
                         call.fetch(&spot);
-                        multiply(part > 0, count, a, b, sums.as_mut_ptr().cast());
-                        call.finish::<Bf16Amx>(sums.assume_init_mut(), &spot);
+                        multiply(part > 0, count, a, b, place);
+                        call.finish::<Bf16Amx>(sums, &spot);
                     }
                 }
             }
         }
     }
+    SUMS.set(sums);
 }
 
 /// Writes elements `range` of rows `start..start + SIDE` in groups of `DEPTH` elements of each row, zeros for what there is

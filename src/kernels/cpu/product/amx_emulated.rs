@@ -121,9 +121,9 @@ unsafe fn execute(registers: &mut [libc::greg_t; 23], tiles: &mut Tiles) -> Opti
         _ if !tiles.are_configured => return None,
         (0x49, 3, 3) => tiles.rows[register] = [[0; 64]; 16],
         // SAFETY: the instruction reads 16 rows of 64 bytes.
-        (0x4b, 3, 0..3) => (0..16).for_each(|i| tiles.rows[register][i as usize] = unsafe { *row(i) }),
+        (0x4b, 3, 0..3) => (0..).zip(&mut tiles.rows[register]).for_each(|(i, to)| *to = unsafe { *row(i) }),
         // SAFETY: the instruction writes 16 rows of 64 bytes.
-        (0x4b, 2, 0..3) => (0..16).for_each(|i| unsafe { *row(i) = tiles.rows[register][i as usize] }),
+        (0x4b, 2, 0..3) => (0..).zip(&tiles.rows[register]).for_each(|(i, from)| unsafe { *row(i) = *from }),
         (0x5c, 2, 3) => multiply(tiles, [register, usize::from(low), third]),
         _ => return None,
     }
