@@ -50,6 +50,16 @@ OUTSIDE = {"ray", "torchtune"}
 """Packages that the group lacks: one of 240 MB, and one that needs a torchao which peft refuses."""
 
 
+@pytest.mark.parametrize("name", ["Muon", "Dion", "AdamW"])
+def test_replicas_that_train_apart_meet_with_equal_bits(name: str) -> None:
+    if importlib.util.find_spec("torchft") is None and not os.environ.get("OXIDION_REQUIRE_FRAMEWORKS"):
+        pytest.skip("no torchft: pip install --group frameworks")
+    command = [sys.executable, str(SCRIPTS / "with_torchft.py"), "--optimizer", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "replicas bit-equal True" in done.stdout
+
+
 def test_script_of_a_framework_hides_no_package() -> None:
     """A script's folder comes first on its path: ``peft.py`` beside it would be what it imports as peft."""
     names = [path.stem for path in SCRIPTS.glob("*.py")]
