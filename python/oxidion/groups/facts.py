@@ -159,6 +159,16 @@ def weight_shape(module: nn.Module) -> tuple[int, ...]:
     return tuple(weight.shape[:2][:: -1 if is_transposed(module) else 1])
 
 
+def number(module: nn.Module, *names: str) -> int | None:
+    """A size that a module or its configuration has under one of some names."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in names:
+            found = getattr(holder, name, None)
+            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+                return found
+    return None
+
+
 def alternates(module: nn.Module) -> bool:
     """True for an attention that says that queries, keys and values alternate from head to head."""
     return getattr(module, "head_first", False) is True or {"key_dim", "val_dim"} <= vars(module).keys()

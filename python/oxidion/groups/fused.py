@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch import Tensor, nn
 
-from oxidion.groups.facts import alternates, class_names, is_linear, weight_shape
+from oxidion.groups.facts import alternates, class_names, is_linear, number, weight_shape
 
 QKV = re.compile(r"\w*qkv\w*|c_attn|query_key_value|kv(_proj)?|to_kv|kv_a_proj_with_mqa|wkv_a")
 GATED = re.compile(r"gate_up_proj|gate_and_up|gate_up|w13|w12|weights_in|gated_up\w*|Wi")
@@ -29,21 +28,11 @@ Fused = tuple[list[int], str]
 ALTERNATE = "fused, not split: gate and value alternate"
 
 
-def _number(module: Any, *names: str) -> int | None:
-    """A size that a module or its configuration has under one of some names."""
-    for holder in (module, getattr(module, "config", None)):
-        for name in names:
-            found = getattr(holder, name, None)
-            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-                return found
-    return None
-
-
 def _attention(parent: nn.Module, size: int, features: int) -> list[int]:
     """Rows of queries, keys and values: as many heads of each or fewer of the last two, else three thirds."""
-    head = _number(parent, "head_dim", "head_size", "d_kv")
-    heads = _number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head")
-    groups = _number(parent, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+    head = number(parent, "head_dim", "head_size", "d_kv")
+    heads = number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head")
+    groups = number(parent, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
     if head is not None and heads is not None:
         for own in (groups, heads):
             if own is not None and (heads + 2 * own) * head == size:
@@ -53,7 +42,7 @@ def _attention(parent: nn.Module, size: int, features: int) -> list[int]:
 
 def _sizes(name: str, parent: nn.Module, size: int, features: int) -> list[int]:
     if name in ("kv_a_proj_with_mqa", "wkv_a"):
-        own = (_number(parent, "kv_lora_rank"), _number(parent, "qk_rope_head_dim"))
+        own = (number(parent, "kv_lora_rank"), number(parent, "qk_rope_head_dim"))
         return [n for n in own if n is not None] if None not in own else []
     if name in ("kv", "kv_proj", "to_kv"):
         return [size // 2] * 2 if size % 2 == 0 else []
@@ -72,7 +61,7 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
     classes = " ".join(class_names(parent))
     if HEADS_OF_TWO.fullmatch(name):
         return [], "fused, not split: heads alternate"
-    if name == "kv_proj" and _number(parent, "head_dim") == size:
+    if name == "kv_proj" and number(parent, "head_dim") == size:
         return None  # one head that is key and value
     if QKV.fullmatch(name.lower()):
         if BY_HEAD.search(classes) or alternates(parent):
@@ -84,7 +73,7 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
     if GATED.fullmatch(name) or (GATED_CLASS.search(classes) and GATED_INPUT.fullmatch(name)):
         return halves(parent, size) if _is_halved(name, parent, size) else None
     if name == "in_proj" and re.search(r"Mamba(?!2)", classes):
-        inner = _number(parent, "intermediate_size", "d_inner")
+        inner = number(parent, "intermediate_size", "d_inner")
         if inner is not None and size == 2 * inner:
             return [inner, inner], "fused"
     if name == "in_proj" and "Mamba2" in classes:

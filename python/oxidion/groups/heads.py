@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from oxidion.groups.facts import alternates, class_names, is_linear, weight_shape
+from oxidion.groups.facts import alternates, class_names, is_linear, number, weight_shape
 
 KINDS = ("q", "k", "v", "o")
 """Kinds that ``per_head`` names: queries with their gates, keys, values, the layer behind the attention."""
@@ -41,13 +41,13 @@ SHARED = re.compile(
 
 ATTENTION = re.compile(r"Attention|Attn|DeltaNet", re.IGNORECASE)
 GATED = re.compile(r"Qwen3Next|Qwen3_5")
-"""Classes of which each head has a query and a gate, one behind the other."""
+"""Classes whose heads have a query and a gate, one behind the other."""
 
 
 ALTERNATING = re.compile(
     r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|InternLM2|Megatron|BigCode|FusedQKVLinear|\bSelfAttention\b|MiniMax"
 )
-"""Classes of which the order of queries, keys and values is by groups of heads, or depends on settings."""
+"""Classes whose order of queries, keys and values is by groups of heads, or depends on settings."""
 
 
 @dataclass(frozen=True)
@@ -132,18 +132,8 @@ def _attentions(around: Sequence[nn.Module]) -> Iterator[nn.Module]:
             yield from (m for m in (module, *module.children()) if _count(m) is not None)
 
 
-def _number(module: nn.Module, *names: str) -> int | None:
-    """A number that a module, or else its configuration, has under one of some names."""
-    for holder in (module, getattr(module, "config", None)):
-        for name in names:
-            found = getattr(holder, name, None)
-            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-                return found
-    return None
-
-
 def _count(module: nn.Module) -> int | None:
-    return _number(module, "num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "num_v_heads")
+    return number(module, "num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "num_v_heads")
 
 
 def _heads(module: nn.Module, kind: str, shape: Sequence[int]) -> dict[str, tuple[int, int]] | None:
@@ -153,20 +143,20 @@ def _heads(module: nn.Module, kind: str, shape: Sequence[int]) -> dict[str, tupl
         return None
     own = vars(module)
     if isinstance(own.get("head_v_dim"), int):  # linear attention
-        values, value = _number(module, "num_v_heads", "num_heads"), own["head_v_dim"]
-        keys, key = _number(module, "num_k_heads", "num_heads"), _number(module, "head_k_dim")
+        values, value = number(module, "num_v_heads", "num_heads"), own["head_v_dim"]
+        keys, key = number(module, "num_k_heads", "num_heads"), number(module, "head_k_dim")
         if values is None or keys is None or key is None or values % keys:
             return None
         return {**dict.fromkeys("qk", (keys, key)), **dict.fromkeys("vzo", (values, value))}
-    nope, value = _number(module, "qk_nope_head_dim"), _number(module, "v_head_dim")
+    nope, value = number(module, "qk_nope_head_dim"), number(module, "v_head_dim")
     holders = (module, getattr(module, "config", None))
     rope = next((n for m in holders if isinstance(n := getattr(m, "qk_rope_head_dim", None), int)), None)
     if nope is not None and value is not None and rope is not None:  # latent attention
         return {"q": (count, nope + rope), "k": (count, nope), **dict.fromkeys("vo", (count, value))}
-    groups = _number(
+    groups = number(
         module, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "num_query_groups"
     )
-    size = _number(
+    size = number(
         module, "head_dim", "attention_head_size", "head_size", "d_kv", "key_value_proj_dim", "dim_head"
     ) or _size(module, kind, count, groups, shape)
     if size is None:

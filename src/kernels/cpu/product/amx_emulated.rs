@@ -17,7 +17,7 @@ thread_local! {
         const { UnsafeCell::new(Tiles { are_configured: false, rows: [[[0; 64]; 16]; 8] }) };
 }
 
-/// Handles SIGILL from now on. Returns false where the other instructions of the kernel do not exist either.
+/// Installs the handler of SIGILL. Returns false where the other instructions of the kernel do not exist either.
 pub(super) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
