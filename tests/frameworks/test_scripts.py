@@ -50,6 +50,15 @@ OUTSIDE = {"ray", "torchtune"}
 """Packages that the group lacks: one of 240 MB, and one that needs a torchao which peft refuses."""
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_calls_of_frameworks_that_import_microsoft_dion_train(processes: int) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *(launcher if processes > 1 else []), str(SCRIPTS / "with_dion_groups.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("loss") == 2
+
+
 @pytest.mark.parametrize("name", ["Muon", "Dion", "AdamW"])
 def test_replicas_that_train_apart_meet_with_equal_bits(name: str) -> None:
     if importlib.util.find_spec("torchft") is None and not os.environ.get("OXIDION_REQUIRE_FRAMEWORKS"):
