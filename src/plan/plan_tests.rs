@@ -44,6 +44,7 @@ fn group(algorithm: &str, limit: Option<i64>) -> GroupSpec {
     let mut options = Options::of_tests();
     options.insert("rank_fraction", OptionValue::Float(0.5));
     options.insert("rank", OptionValue::Int(2));
+    options.insert("interleaved", OptionValue::Int(1)); // four dimensions are a stack
     options.insert("max_batch_bytes", limit.map_or(OptionValue::None, OptionValue::Int));
     GroupSpec { algorithm: algorithm.into(), options }
 }
