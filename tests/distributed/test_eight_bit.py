@@ -51,7 +51,8 @@ OF_MATRICES: list[tuple[Any, dict[str, Any], float]] = [
     # Sums over ranks are rounded in another order, and a code that flips is 1/64 of its element.
     (oxidion.SOAP, {"precondition_frequency": 2, "sides": "short"}, 1e-2),
     (oxidion.SOAPMuon, {"precondition_frequency": 2, "orth_dtype": "float32"}, 0.0),
-    (oxidion.Muon, {"weight_norm": "hyperball", "weight_decay": 0.0}, 1e-6),
+    # In float32 libtorch rounds norms of parts otherwise: 1.6e-6 on a Xeon without AMX.
+    (oxidion.Muon, {"weight_norm": "hyperball", "weight_decay": 0.0}, 3e-6),
 ]
 EVERY = [*CLASSES, *((cls, keys) for cls, keys, _ in (*SUMMED, *OF_MATRICES))]
 

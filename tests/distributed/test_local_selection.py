@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oxidion
 from oxidion._reference.orthogonalize import lr_factor, orthogonalize
-from support.cases import EXPERTS, KERNELS, LR, MATRICES, WEIGHT_DECAY, Case, Group, case_named
+from support.cases import EXPERTS, KERNELS, LR, MATRICES, STACKED, WEIGHT_DECAY, Case, Group, case_named
 from support.inputs import Shape, gaussian, gradients
 from support.layouts import SETTINGS, Setting, fsdp, setting_named
 from support.sim_mesh import SimMesh, cut, layouts_for
@@ -124,7 +124,8 @@ def case_of(algorithm: str, kwargs: Mapping[str, Any], shapes: Sequence[Shape]) 
     """Local selection over these shapes."""
     cls, own = ALGORITHMS[algorithm]
     settings = {**BASE, **own, "orth_dtype": "float64", "selection_scope": "local", **kwargs}
-    return Case(algorithm, cls, algorithm, settings, (Group(tuple(shapes)),))
+    keys = {} if kwargs.get("flatten") else STACKED
+    return Case(algorithm, cls, algorithm, settings, (Group(tuple(shapes), keys),))
 
 
 def simulated(case: Case, setting: Setting) -> tuple[SimMesh, list[Tensor]]:

@@ -201,7 +201,7 @@ def test_flattened_columns_that_do_not_lie_together_are_refused(two_ranks: Devic
     way_out = "shards the columns of the flattened matrix.*Shard dimension 0 or 1 instead"
     with pytest.raises(oxidion.LayoutError, match=way_out):
         oxidion.Muon([nn.Parameter(kernel)], flatten=True).plan()
-    oxidion.Muon([nn.Parameter(kernel)]).plan()
+    oxidion.Muon([{"params": [nn.Parameter(kernel)], "interleaved": 1}]).plan()
 
 
 def test_merged_rows_that_do_not_lie_together_are_refused(two_ranks: DeviceMesh) -> None:

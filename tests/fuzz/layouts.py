@@ -15,7 +15,7 @@ from support.layouts import Setting
 from support.sim_mesh import Layout, R, S
 
 from .draw import Draw
-from .steps import FREE
+from .steps import FREE, stacked
 
 TEMPLATES = list({row[0].name: row[0] for row in ROWS}.values())
 NAMES = ("dp", "fs", "tp")
@@ -51,7 +51,7 @@ def drawn_case(draw: Draw) -> Case:
         algorithm = group.keys.get("algorithm", template.algorithm)
         matrix = algorithm in ONLY_OF_MATRICES
         shapes = [draw.matrix(most=12) if matrix else draw.shape() for _ in range(draw.randint(1, 4))]
-        groups.append(Group(tuple(shapes), group.keys))
+        groups.append(Group(tuple(shapes), {**stacked(algorithm), **group.keys}))
     return Case(template.name, template.cls, template.algorithm, template.kwargs, tuple(groups))
 
 

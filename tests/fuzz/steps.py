@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.cases import ALL_CASES, ONLY_OF_MATRICES, Case, Group
+from support.cases import ALL_CASES, BASIS_ALGORITHMS, MATRIX_ALGORITHMS, ONLY_OF_MATRICES, Case, Group
 from support.trajectory import Twin
 
 from .draw import CONTENTS, Draw
@@ -47,6 +47,11 @@ def own_settings(draw: Draw, case: Case) -> dict[str, Any]:
     return draw.some({k: v for k, v in values.items() if k in known and not (relative and k == "lr")})
 
 
+def stacked(algorithm: str) -> dict[str, int]:
+    """The key that says that four dimensions are a stack, for algorithms that have it."""
+    return {"interleaved": 1} if algorithm in (*MATRIX_ALGORITHMS, *BASIS_ALGORITHMS) else {}
+
+
 def drawn_case(draw: Draw) -> tuple[Case, dict[str, Any]]:
     """A row of the table with other hyper-parameters and, where its groups bind no shapes, other shapes."""
     template = draw.choice(TEMPLATES)
@@ -64,7 +69,7 @@ def drawn_case(draw: Draw) -> tuple[Case, dict[str, Any]]:
             shapes = tuple(draw.matrix() for _ in range(count))
         else:
             shapes = tuple(draw.shape() for _ in range(count))
-        groups.append(Group(shapes, group.keys))
+        groups.append(Group(shapes, {**stacked(algorithm), **group.keys}))
     kwargs = {**template.kwargs, **settings}
     return Case(template.name, template.cls, template.algorithm, kwargs, tuple(groups)), settings
 

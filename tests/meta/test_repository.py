@@ -15,7 +15,7 @@ from .sources import ROOT
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = [file for file in sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")) if file.stem != "config"]
-TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 #: A major version, or a commit.
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@((release/)?v\d+|[0-9a-f]{40})")
 
@@ -55,7 +55,8 @@ def test_workflow_is_valid_reads_only_and_makes_targets_that_exist(name: str) ->
         assert content["timeout-minutes"] <= 360, job
         assert set(content.get("needs", "").split()) <= flow["jobs"].keys()
         # What publishes may ask for a token of its own; nothing else has more than the workflow.
-        expected = {"id-token": "write"} if job == "publish" else None
+        pages = {"pages": "write"} if name == "docs.yml" else {}
+        expected = {"id-token": "write", **pages} if job == "publish" else None
         assert content.get("permissions") == expected, job
     used = [step["uses"] for step in steps(flow) if "uses" in step]
     scripts = [step["run"] for step in steps(flow) if "run" in step]
