@@ -69,7 +69,7 @@ unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 .PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda asan miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel wheel-aarch64 all
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 	@sed -n '/^# Variables/,/^$$/s/^# *//p' $(MAKEFILE_LIST)
 
 demo: $(BUILT) ## Train a small GPT with Dion, Muon and AdamW and plot their losses

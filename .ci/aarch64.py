@@ -13,25 +13,36 @@ import sys
 import zipfile
 from pathlib import Path
 
-DEBIAN = (
-    *(
-        "libc6",
-        "libgcc-s1",
-        "libstdc++6",
-        "libgomp1",
-        "zlib1g",
-        "libexpat1",
-        "libssl3",
-        "libffi8",
-        "libbz2-1.0",
-    ),
-    *("liblzma5", "libsqlite3-0", "libuuid1", "libcrypt1", "python3.11-minimal", "libpython3.11-minimal"),
+DEBIAN = [
+    "libc6",
+    "libgcc-s1",
+    "libstdc++6",
+    "libgomp1",
+    "zlib1g",
+    "libexpat1",
+    "libssl3",
+    "libffi8",
+    "libbz2-1.0",
+    "liblzma5",
+    "libsqlite3-0",
+    "libuuid1",
+    "libcrypt1",
+    "python3.11-minimal",
+    "libpython3.11-minimal",
     "libpython3.11-stdlib",
-)
-PYPI = (
-    *("torch==2.10.0", "numpy", "typing_extensions", "filelock", "sympy", "mpmath", "networkx", "jinja2"),
-    *("markupsafe", "fsspec"),
-)
+]
+PYPI = [
+    "torch==2.10.0",
+    "numpy",
+    "typing_extensions",
+    "filelock",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+    "markupsafe",
+    "fsspec",
+]
 """The last torch on PyPI that needs no CUDA on aarch64, with what it imports."""
 STEPS = """
 import torch, oxidion

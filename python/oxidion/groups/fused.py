@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -22,10 +23,16 @@ ALTERNATING = re.compile(r"GptOss")
 HEADS_OF_TWO = re.compile(r"kv_b_proj|wkv_b")
 """Layers whose outputs are, head by head, keys and values."""
 
-Fused = tuple[list[int], str]
-"""The sizes, none where they are not known or do not lie together; and what a summary says."""
 
-ALTERNATE = "fused, not split: gate and value alternate"
+class Fused(NamedTuple):
+    """Matrices that the outputs of a layer are made of."""
+
+    sizes: list[int]
+    """Outputs of each matrix; none where they are not known or do not lie together."""
+    said: str
+    """Words for the summary."""
+    alternating: int = 1
+    """Number of matrices whose outputs alternate one by one."""
 
 
 def _attention(parent: nn.Module, size: int, features: int) -> list[int]:
@@ -60,24 +67,24 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
     """
     classes = " ".join(class_names(parent))
     if HEADS_OF_TWO.fullmatch(name):
-        return [], "fused, not split: heads alternate"
+        return Fused([], "fused, not split: heads alternate")
     if name == "kv_proj" and number(parent, "head_dim") == size:
         return None  # one head that is key and value
     if QKV.fullmatch(name.lower()):
         if BY_HEAD.search(classes) or alternates(parent):
-            return [], "fused, not split: heads alternate"
+            return Fused([], "fused, not split: heads alternate")
         sizes = _sizes(name.lower(), parent, size, features)
         if sum(sizes) == size:
-            return sizes, "fused"
-        return [], "fused, not split: sizes unknown"
+            return Fused(sizes, "fused")
+        return Fused([], "fused, not split: sizes unknown")
     if GATED.fullmatch(name) or (GATED_CLASS.search(classes) and GATED_INPUT.fullmatch(name)):
         return halves(parent, size) if _is_halved(name, parent, size) else None
     if name == "in_proj" and re.search(r"Mamba(?!2)", classes):
         inner = number(parent, "intermediate_size", "d_inner")
         if inner is not None and size == 2 * inner:
-            return [inner, inner], "fused"
+            return Fused([inner, inner], "fused")
     if name == "in_proj" and "Mamba2" in classes:
-        return [], "fused, not split: some parts are a few rows"
+        return Fused([], "fused, not split: some parts are a few rows")
     return None
 
 
@@ -90,8 +97,10 @@ def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
 def halves(module: nn.Module, size: int) -> Fused:
     """A gate and what it multiplies, one behind the other unless the module says otherwise."""
     if not getattr(module, "is_concatenated", True) or ALTERNATING.search(" ".join(class_names(module))):
-        return [], ALTERNATE
-    return ([size // 2] * 2, "fused") if size % 2 == 0 else ([], "fused, not split: sizes unknown")
+        return Fused([], "fused, not split: gate and value alternate", alternating=2)
+    if size % 2:
+        return Fused([], "fused, not split: sizes unknown")
+    return Fused([size // 2] * 2, "fused")
 
 
 def recurrent(module: nn.Module, param: Tensor) -> list[int]:

@@ -95,7 +95,7 @@ def split(
         shape: outputs and inputs of the layer.
         wanted: kinds that are cut into heads.
     """
-    owner = next(_attentions(around), None)
+    owner = next(_attentions(around), None) if wanted else None
     if owner is None:
         return None
     own = around[0] is owner or len(names) < 2

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from oxidion.groups import facts, heads
-from oxidion.groups.fused import ALTERNATE, fused, halves, recurrent
+from oxidion.groups.fused import Fused, fused, halves, recurrent
 
 NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
@@ -177,8 +177,8 @@ def _attention(model: Model, p: Held) -> Kind | None:
     is_fused = p.name == "in_proj_weight"
     thirds = [p.param.shape[0] // 3] * 3
     name = "qkv" if is_fused else p.name.removesuffix("_weight")
-    by_head = heads.split([name], [p.module], p.param.shape, model.per_head) if model.per_head else None
-    return _matrix("linear layers", model, (thirds, "fused") if is_fused else None, by_head=by_head)
+    by_head = heads.split([name], [p.module], p.param.shape, model.per_head)
+    return _matrix("linear layers", model, Fused(thirds, "fused") if is_fused else None, by_head=by_head)
 
 
 def _gate_and_value(_: Model, p: Held) -> Kind | None:
@@ -192,13 +192,13 @@ def _recurrent(model: Model, p: Held) -> Kind | None:
     if not isinstance(p.module, (nn.RNNBase, nn.RNNCellBase)) or not p.name.startswith("weight"):
         return None
     sizes = recurrent(p.module, p.param)
-    return _matrix("recurrent layers", model, (sizes, "gates") if sizes else None)
+    return _matrix("recurrent layers", model, Fused(sizes, "gates") if sizes else None)
 
 
 def _matrix(
     rule: str,
     model: Model,
-    parts: tuple[list[int], str] | None,
+    parts: Fused | None,
     *,
     transposed: bool = False,
     by_head: heads.Split | None = None,
@@ -209,13 +209,12 @@ def _matrix(
         rule += " stored [in, out]"
     if by_head is not None and by_head.sizes:
         return Kind(f"{rule} (heads)", True, {**keys, **by_head.keys(transposed=transposed)})
-    sizes, said = ([], []) if parts is None else (parts[0], [parts[1]])
-    if by_head is not None:
-        said.append("heads unknown")
-    if said == [ALTERNATE] and not transposed and model.split_fused:
-        return Kind(f"{rule} (gate and value alternate)", True, {**keys, "interleaved": 2})
-    if said:
-        rule += f" ({', '.join(said)})"
+    sizes, said, alternating = parts or Fused([], "")
+    if alternating > 1 and by_head is None and not transposed and model.split_fused:
+        return Kind(f"{rule} (gate and value alternate)", True, {**keys, "interleaved": alternating})
+    words = [word for word in (said, "" if by_head is None else "heads unknown") if word]
+    if words:
+        rule += f" ({', '.join(words)})"
     if sizes and model.split_fused:
         keys["split_sizes"] = tuple(sizes)
         if transposed:
@@ -233,9 +232,7 @@ def _linear(model: Model, p: Held) -> Kind | None:
     transposed = facts.is_transposed(p.module)
     size, features = p.param.shape[::-1] if transposed else p.param.shape
     parts = fused(p.own, p.parent, size, features)
-    by_head = None
-    if model.per_head:
-        by_head = heads.split(p.path.split(".")[-2::-1], p.parents, (size, features), model.per_head)
+    by_head = heads.split(p.path.split(".")[-2::-1], p.parents, (size, features), model.per_head)
     return _matrix("linear layers", model, parts, transposed=transposed, by_head=by_head)
 
 
