@@ -6,6 +6,21 @@
 
 Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by
 ``fully_shard``; on a CPU the processes meet over gloo.
+
+- The optimizer is made of the whole model and prepared together with it. Under FSDP2 Accelerate puts
+  the shards into its groups, and a step equals that of one process.
+- ``fsdp_version=1`` makes one vector of each unit, which classes for matrices refuse. Use
+  ``fsdp_version=2``.
+- Under DistributedDataParallel the optimizer is made before the model is wrapped, so each process
+  repeats the whole step. ``distributed_mesh=torch.distributed.group.WORLD``, after ``Accelerator()``,
+  has them share the matrices.
+- The wrapper keeps the optimizer in ``.optimizer``: call its ``synchronize_for_checkpoint()`` before
+  ``save_state``.
+- A prepared schedule takes as many steps at once as there are processes, unless ``split_batches=True``
+  or ``step_scheduler_with_optimizer=False``.
+- ``mixed_precision="bf16"`` leaves parameters and states in float32. Under FSDP2 it turns parameters
+  that were in bfloat16 into float32.
+- Accelerate takes the FSDP2 plugin on devices only. On a CPU this script says to it what it is to do.
 """
 
 from __future__ import annotations

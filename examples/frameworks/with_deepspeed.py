@@ -4,7 +4,21 @@
     python examples/frameworks/with_deepspeed.py --stage 2 --bf16
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_deepspeed.py
 
-ZeRO, stages 1 to 3, flattens parameters: Muon is for stage 0. On CPUs the processes meet over gloo.
+Muon is for stage 0. On CPUs the processes meet over gloo.
+
+- ZeRO, stages 1 to 3, puts a part of one vector in the place of a group's parameters. AdamW, Lion and
+  AdEMAMix step vectors, with 8-bit states too; all other classes refuse them, as norms, factors and
+  matrices are lost. For those use stage 0, or FSDP2, which keeps shapes and saves the same memory.
+  Parameters that were made within ``zero.Init()`` are refused when the optimizer is made.
+- ``zero_allow_untested_optimizer`` is for ZeRO, which has a list of the classes that it knows.
+- At stage 0 on several processes ``distributed_mesh=torch.distributed.group.WORLD``, after
+  ``deepspeed.init_distributed()``, has them share the matrices.
+- ``offload_optimizer`` needs ``"zero_force_ds_cpu_optimizer": false``; the step then runs on the CPU.
+- A resumed run goes on to the last bit as long as the number of processes stays.
+- On CPUs DeepSpeed compiles a sum of its own at the first start, which takes minutes. This script has
+  gloo sum.
+
+Run with DeepSpeed 0.19 and torch 2.11 on CPUs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_dion_groups.py
 
 Both import microsoft/dion, and find this package after `python -m oxidion shim dion`.
+
+- NeMo AutoModel takes ``optimizer: muon`` or another name of the family, prime-rl ``type = "muon"``,
+  OLMo-core what its configuration says of Muon. No file of theirs changes.
+- Words of their forks for meshes, as ``world_mesh``, are accepted; layouts are read from the DTensors.
+
+They need GPUs and have not been run; the script makes their calls in its own words.
 """
 
 from __future__ import annotations

@@ -6,6 +6,12 @@
 
 Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by
 ``fully_shard`` in Fabric's ``ModelParallelStrategy``; on a CPU the processes meet over gloo.
+
+- For FSDP2 the strategy is ``ModelParallelStrategy``, with a function that calls ``fully_shard``. The
+  model is set up first, and the optimizer is made of what came back: it sees through Fabric's wrapper.
+- ``FSDPStrategy`` is FSDP1 and makes one vector of each unit, which classes for matrices refuse.
+- The wrapper keeps the optimizer in ``.optimizer``: call its ``synchronize_for_checkpoint()`` before
+  ``fabric.save``.
 """
 
 from __future__ import annotations

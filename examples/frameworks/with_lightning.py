@@ -4,6 +4,18 @@
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_lightning.py
 
 Under torchrun the Trainer's strategy is DistributedDataParallel; on a CPU the processes meet over gloo.
+
+- One optimizer serves matrices, embeddings, norms and biases: no manual optimization with two of them.
+- With ``gradient_clip_val`` and ``"bf16-mixed"`` or ``"16-mixed"`` Lightning raises "does not allow for
+  gradient clipping because it performs unscaling of gradients internally".
+  ``optimizer._step_supports_amp_scaling = False`` has the scaler unscale the gradients before the step;
+  the step is the same.
+- Lightning steps a schedule once an epoch unless ``"interval": "step"`` is given.
+- From a checkpoint at the end of an epoch a run goes on to the last bit. From one within an epoch it
+  begins again with the first batches of the loader, as Lightning says.
+- ``FSDPStrategy`` is FSDP1, which classes for matrices refuse: use ``ModelParallelStrategy``, as with
+  Fabric.
+- ``bf16-true``: parameters are bfloat16 and states float32; docs/low-precision.md has the settings.
 """
 
 from __future__ import annotations

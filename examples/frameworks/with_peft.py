@@ -3,6 +3,16 @@
     python examples/frameworks/with_peft.py
 
 The base is random and frozen; the adapters and a copy of the output layer are trained.
+
+- The optimizer has states of the adapters alone. What else is trained, as a copy of the output layer,
+  goes to AdamW, and so do adapters of embeddings, which are tables.
+- ``lora_B`` begins at zero, so ``lora_A`` moves from the second step on.
+- An orthonormalized update does not depend on the size of a gradient, so ``lora_alpha`` acts in the
+  forward pass only: after changing it choose the learning rate anew.
+- Weight decay of adapters pulls towards the base. Zero is usual; the default of Muon is 0.01.
+- Dion's ``rank_fraction`` is of the shorter side, here LoRA's rank: a fraction of a rank of 8 leaves
+  little.
+- ``save_pretrained`` writes adapters and no optimizer: save that beside them, as here.
 """
 
 from __future__ import annotations

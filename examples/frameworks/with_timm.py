@@ -4,6 +4,15 @@
     python examples/frameworks/with_timm.py --model resnet
 
 The images are bars in eight directions with noise, made here.
+
+- The class knows timm's models: tables of positions, class tokens and the classifier go to AdamW
+  whatever its name, a fused ``qkv`` is cut into its three matrices, and filters are matrices with a row
+  for each output channel.
+- timm's schedulers work; ``warmup_lr_init`` is one number for all groups.
+- timm's schedulers multiply by ``group["lr_scale"]``. Groups of ``timm.optim.param_groups_layer_decay``
+  go to ``oxidion.AdamW`` as they are; for Muon set ``lr_scale`` in groups of your own.
+- ``weight_decay`` is for the matrices only.
+- ``timm.utils.dispatch_clip_grad`` and ``NativeScaler`` work. Adaptive clipping changes little.
 """
 
 from __future__ import annotations

@@ -4,6 +4,15 @@
     python examples/frameworks/with_torchft.py --optimizer Dion
 
 Each replica is a process; they find each other through torchft's lighthouse and meet over gloo.
+
+- Any class is an inner optimizer of DiLoCo. The outer one of the paper is SGD with Nesterov momentum.
+- Within a replica there is one process, DDP or FSDP2, as everywhere. Momenta of the inner optimizer
+  stay when replicas meet, as in the paper.
+- ``average="schedule_free"`` and ``weight_norm="hyperball"`` do not go with DiLoCo, which writes
+  weights of its own between two steps.
+- A replica that comes back gets ``state_dict()`` of the others, by the functions given to ``Manager``.
+
+Run with torchft-nightly 2026.10.26 and torch 2.11 on CPUs.
 """
 
 from __future__ import annotations

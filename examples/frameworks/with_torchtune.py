@@ -5,6 +5,21 @@
     python examples/frameworks/with_torchtune.py --optimizer adamw
 
 The recipe is the one for a single device, here on the CPU; everything else is in its configuration.
+
+- Classes for parameters of any shape need a line of the configuration: ``_component_: oxidion.AdamW``.
+  Recipes pass parameters without names, so Muon, Dion and their relatives need `_setup_optimizer` of a
+  recipe of your own, to which ``tune cp full_finetune_single_device .`` is the beginning.
+- Recipes refuse groups whose rates differ ("LR Schedulers are different across all param groups"). With
+  ``adjust_lr="match_rms_adamw"`` one rate, that of AdamW, serves all.
+- ``optimizer_in_bwd: True`` makes an optimizer for each parameter: it works for any shape, and many
+  small steps are slower than one.
+- ``resume_from_checkpoint: True`` goes on from the end of an epoch; ``checkpoint_files`` then names
+  that epoch's file.
+- torchtune 0.6.1 imports what torchao has lost since, and peft refuses a torchao that old: give it an
+  environment.
+
+Run with torchtune 0.6.1, torchao 0.13 and torch 2.11 on a CPU; the tests run it where torchtune is
+installed, and everywhere over a stand-in.
 """
 
 from __future__ import annotations

@@ -3,7 +3,25 @@
     python examples/frameworks/with_transformers.py
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_transformers.py
 
-Under torchrun the Trainer wraps the model in DistributedDataParallel; on a CPU the processes meet over gloo.
+Under torchrun the Trainer wraps the model in DistributedDataParallel; on a CPU the processes meet over
+gloo.
+
+- `from_name("muon", args, scalar_lr=3e-4)` of ``oxidion.compat.hf`` is shorter than the factory used
+  here and reads ``learning_rate`` and ``weight_decay`` of the matrices, and Adam's betas and epsilon,
+  from ``TrainingArguments``. It takes transformers' own names too.
+  ``optim_args="scalar_lr=3e-4,mu=0.9"`` has arguments of the class.
+- A factory is not reached by ``TrainingArguments``: give it ``lr``, ``scalar_lr`` and ``weight_decay``.
+  Schedules of the Trainer scale both rates; those of torch that set one rate take a list.
+- ``(oxidion.Muon, {...})`` in place of the factory is a ValueError: the Trainer hands over no model,
+  and norms and biases would be among the matrices.
+- The arguments have to be the same whenever a run is resumed: states belong to positions in groups.
+- ``max_grad_norm`` is 1.0 unless set, and harmless: orthonormalized updates do not depend on the size
+  of a gradient.
+- ``bf16=True`` is autocast. A model that was loaded in bfloat16 loses small updates without
+  ``master_weights=True``.
+- On several processes the optimizer is made before the model is wrapped, so each repeats the whole
+  step. Add ``distributed_mesh=torch.distributed.group.WORLD``, after ``TrainingArguments`` are made.
+  ``fsdp`` is Accelerate's: version 2 only.
 """
 
 from __future__ import annotations

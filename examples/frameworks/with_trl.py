@@ -3,7 +3,15 @@
     python examples/frameworks/with_trl.py
     python examples/frameworks/with_trl.py --lora
 
-Model, tokenizer and data are made here: nothing is downloaded. With ``--lora`` PEFT's adapters are trained.
+Model, tokenizer and data are made here: nothing is downloaded. With ``--lora`` PEFT's adapters are
+trained.
+
+- ``SFTConfig.learning_rate`` and ``weight_decay`` do not reach a factory: give them to it.
+- ``SFTConfig`` sets ``bf16=True``, and TRL casts adapters over a quantized base to bfloat16: those lose
+  small updates without ``master_weights=True``.
+- The base of the adapters has to be the same model when a run is resumed.
+- Trainers that take no ``optimizer_cls_and_kwargs`` take ``optimizers=(oxidion.Muon(model, ...),
+  None)``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 use super::Algorithm;
 use super::last_step::LastStep;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
-use super::stage::StageIo;
+use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use super::stage::{StageIo, gradients, jobs};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
@@ -16,34 +16,67 @@ use crate::spec::{
 };
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 1] = ["nesterov"];
+pub(super) const OPTIONS: [&str; 2] = ["nesterov", "owned_states"];
 
 const SCALARS: [&str; 5] = ["lr", "mu", "weight_decay", "epsilon", "muon_beta2"];
 
 /// The buffers of the normalization follow those of the orthonormalization.
 const NEURON_BUFFERS: usize = 2;
 
+/// Stage before the others, where momenta lie with the owners of matrices.
+const LOAD: Stage = 3;
+
 #[derive(Debug)]
 pub(super) struct Muon {
     common: Orthonormal,
     nesterov: bool,
     neuron: Option<Neuron>,
+    /// True if momenta of which several processes would have the same lie with the owners of matrices.
+    owned: bool,
 }
 
 impl Muon {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        Ok(Self { common: Orthonormal::new(options)?, nesterov: options.flag("nesterov")?, neuron: None })
+        Ok(Self {
+            common: Orthonormal::new(options)?,
+            nesterov: options.flag("nesterov")?,
+            neuron: None,
+            owned: options.flag("owned_states")?,
+        })
     }
 
     pub(super) fn normalized(options: &Options) -> Result<Self> {
         Ok(Self { neuron: Some(Neuron::new(options, NEURON_BUFFERS)?), ..Self::new(options)? })
     }
 
-    /// The buffer of the squared norms that the momentum's pass leaves, the last one: where no other process has a part
-    /// of a matrix.
+    /// The last buffer, of what depends on the layout.
+    fn last(&self) -> BufferId {
+        NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 }
+    }
+
+    /// The buffer of the squared norms that the momentum's pass leaves: where no other process has a part of a matrix.
     fn norms(&self, shape: &UnitShape) -> Option<BufferId> {
-        let last = NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 };
-        shape.alone.then_some(last)
+        shape.alone.then(|| self.last())
+    }
+
+    /// True if the owners have the momenta: where this is asked for and there are copies.
+    fn is_owned(&self, shape: &UnitShape) -> bool {
+        self.owned && shape.copies
+    }
+
+    /// The buffer in which shards of gradients go to the owners; none where these have whole ones.
+    fn sent(&self, shape: &UnitShape) -> Option<BufferId> {
+        (self.is_owned(shape) && shape.num_shards != [1, 1]).then(|| self.last())
+    }
+
+    /// The momentum of the matrices that this process owns, of gradients in a buffer.
+    fn prepare(io: &mut StageIo<'_>, from: BufferId, momentum: kernels::Momentum) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let [from, updates] = buffers.several([from, U])?;
+        let matrices = from.matrices(units)?.into_iter().zip(updates.matrices(units)?);
+        let all = units.iter_mut().zip(matrices);
+        let all = all.map(|(unit, (from, u))| ([from.into_view()], [unit.state[MOMENTUM].reborrow(), u]));
+        kernels::run(&momentum, &mut jobs(all))
     }
 }
 
@@ -84,11 +117,19 @@ impl Algorithm for Muon {
         if self.norms(shape).is_some() {
             program = program.buffer(BufferSpec::new("squared_norm", 1, 1, DType::F64));
         }
-        program = program
-            .local(PREPARE, "prepare")
-            .redistribute(U, Target::Whole)
-            .local(ORTHONORMALIZE, "orthonormalize")
-            .redistribute(U, Target::Storage);
+        if self.is_owned(shape) {
+            program = Program { exclusive: true, owned: vec![MOMENTUM], ..program };
+        }
+        program = if let Some(gradient) = self.sent(shape) {
+            let spec = BufferSpec::new("gradient", rows, cols, shape.param).sharded(along[0], along[1]);
+            let sent = program.buffer(spec).local(LOAD, "load").redistribute(gradient, Target::Whole);
+            sent.beside(U, gradient).local(PREPARE, "prepare").release(gradient)
+        } else if self.is_owned(shape) {
+            program.redistribute(U, Target::Whole).local(PREPARE, "prepare")
+        } else {
+            program.local(PREPARE, "prepare").redistribute(U, Target::Whole)
+        };
+        program = program.local(ORTHONORMALIZE, "orthonormalize").redistribute(U, Target::Storage);
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
@@ -96,11 +137,20 @@ impl Algorithm for Muon {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let momentum = |grad_factor| kernels::Momentum { mu: h[MU], grad_factor, nesterov: self.nesterov };
         match (stage, &self.neuron) {
+            (LOAD, _) => {
+                let sent = self.sent(io.class).map(|sent| io.buffers.get_mut(sent)).transpose()?;
+                sent.map_or(Ok(()), |sent| gradients(&io.units, sent, 1.0))
+            }
             (PREPARE, _) => {
-                let momentum =
-                    kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
-                Orthonormal::prepare(io, momentum, self.norms(io.class))
+                // Among whole matrices are those without a gradient.
+                io.units.retain(|unit| unit.active);
+                let momentum = momentum(io.grad_factor);
+                match self.sent(io.class) {
+                    Some(from) => Self::prepare(io, from, momentum),
+                    None => Orthonormal::prepare(io, momentum, self.norms(io.class)),
+                }
             }
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
             (SQUARES, Some(neuron)) => neuron.squares(io, None),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::kernels::Job;
+use crate::kernels::{self, Job};
 use crate::program::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
 use crate::tensor::{FlatView, FlatViewMut, Lent, LentMut, MatrixView, MatrixViewMut};
@@ -106,6 +106,12 @@ pub fn jobs<'a, const R: usize, const W: usize>(
         }
     }
     jobs
+}
+
+/// Gradients of units, times `factor`, to a buffer.
+pub fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
+    let all = units.iter().zip(out.matrices(units)?).map(|(unit, out)| ([unit.grad], [out]));
+    kernels::run(&kernels::Convert { factor }, &mut jobs(all))
 }
 
 /// One matrix of a buffer as it is held for a stage.

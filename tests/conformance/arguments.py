@@ -88,6 +88,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"orth_preset": "fast"},
         {"orth_method": "gram", "ns_coefficients": "cans"},
         {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
+        {"owned_states": True},
         {"weight_norm": "floor", "weight_norm_floor": 0.5},
         {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
@@ -97,6 +98,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"mu": 0.5},
         {"nesterov": True},
         {"muon_beta2": 0.5},
+        {"owned_states": True},
         {"norm_scope": "shard"},
     ),
     "Dion2": (

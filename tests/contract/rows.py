@@ -121,13 +121,20 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS,
+        keyword_only=FAMILY | TORCH_WORDS | {"owned_states"},
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
             "lion": frozenset({"momentum"}),
         },
-        bad=(*BAD_LR_AND_DECAY, *BAD_BETAS, *_BAD_MATRIX, *_BAD_ORTH, ("adjust_lr", "arbitrary")),
+        bad=(
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
+            *_BAD_MATRIX,
+            *_BAD_ORTH,
+            ("adjust_lr", "arbitrary"),
+            ("owned_states", "yes"),
+        ),
         other={
             "lr": 0.03,
             "mu": 0.5,
@@ -160,7 +167,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS | {"norm_scope"},
+        keyword_only=FAMILY | TORCH_WORDS | {"norm_scope", "owned_states"},
         state={
             "normuon": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),

@@ -31,6 +31,9 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "APOLLOAdamW": LOW_RANK,
     "APOLLOMini": {"update_proj_gap": 2, "owned_states": True},
     "GaLoreAdamW codes": {**LOW_RANK, "state_bits": 8},
+    "Muon": {"owned_states": True},
+    "NorMuon": {"owned_states": True, "nesterov": True},
+    "Muon codes": {"owned_states": True, "state_bits": 8},
 }
 """Settings by name: a class, and what is behind it tells settings apart."""
 
@@ -154,7 +157,8 @@ def elements(name: str, layout: Any, owned: bool) -> tuple[int, int]:
     optimizer = _optimizer(name, params, layout, owned_states=owned)
     _steps(optimizer, params, layout, 2)
     held = [(key, v) for own in optimizer.state.values() for key, v in own.items() if key != "step"]
-    counts = [(key.startswith("exp_avg"), getattr(v, "_local_tensor", v).numel()) for key, v in held]
+    of_moments = ("exp_avg", "momentum")
+    counts = [(key.startswith(of_moments), getattr(v, "_local_tensor", v).numel()) for key, v in held]
     moments = sum(count for is_moment, count in counts if is_moment)
     return moments, sum(count for _, count in counts) - moments
 

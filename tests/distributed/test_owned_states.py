@@ -21,13 +21,16 @@ LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
 BASES = ["SOAP", "SOAPMuon", "SOAP codes"]
 LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW codes"]
+MOMENTA = ["Muon", "NorMuon", "Muon codes"]
+"""Their states lie with owners where there are copies alone."""
 # Scales of blocks of 8 elements do not fit 14 columns on two ranks.
 ROWS_ONLY = {"SOAP codes", "GaLoreAdamW codes"}
 CASES = [
     pytest.param(name, layout, id=f"{name}-{where}")
-    for name in (*BASES, *LOW_RANK)
+    for name in (*BASES, *LOW_RANK, *MOMENTA)
     for layout, where in zip(LAYOUTS, IDS, strict=True)
     if where != "columns" or name not in ROWS_ONLY
+    if where == "replicas" or name not in MOMENTA
 ]
 
 
@@ -39,6 +42,21 @@ def test_a_step_sends_the_gradient_and_the_update_only() -> None:
     assert traffic(REPLICAS, (M, N), owned_states=True) == [[(AG, elements(M * N))]] * 4
 
 
+@pytest.mark.parametrize("setting", [REPLICAS, HSDP], ids=str)
+def test_momenta_with_their_owners_send_no_more_bytes(setting: Setting) -> None:
+    """Gradients go where momenta went, and updates come back as before."""
+
+    def sent(owned: bool) -> int:
+        keys = {"lr": 2.0**-6, "owned_states": owned}
+        case = Case("sent", oxidion.Muon, "muon", keys, (Group(((M, N),) * RANKS),))
+        mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
+        mesh.build([p.detach() for p in case.parameters(torch.float64)])
+        mesh.step(lambda _: [grad.double() for grad in next(iter(gradients(case.shapes, 1, 0)))])
+        return sum(s.bytes for s in mesh.sent)
+
+    assert sent(owned=True) == sent(owned=False) > 0
+
+
 def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
     part = (A2A, elements(M * N))
     tall = (2 * RANKS * N, N)
@@ -48,7 +66,7 @@ def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
         assert traffic(ROWS, tall, owned_states=True, **kwargs) == traffic(ROWS, tall, **kwargs)
 
 
-@pytest.mark.parametrize("name", [*BASES, *LOW_RANK])
+@pytest.mark.parametrize("name", [*BASES, *LOW_RANK, *MOMENTA])
 @pytest.mark.parametrize("setting", [ROWS, REPLICAS, HSDP], ids=str)
 def test_weights_without_a_gradient_keep_their_states(name: str, setting: Setting) -> None:
     cls = getattr(oxidion, name.split()[0])
@@ -102,8 +120,9 @@ def test_codes_of_matrices_of_several_widths_side_by_side_are_refused() -> None:
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_checkpoint_is_that_of_one_process(groups: Groups, name: str, layout: Any) -> None:
     for found in groups[2].run(owning.beside_one_process, name, layout):
-        of_bases = {"L", "R", "Q_L", "Q_R", "basis_step"} if name in BASES else {"exp_avg"}
-        assert found.keys() >= {"weights", "exp_avg_sq", *of_bases}
+        of_bases = {"exp_avg_sq", "L", "R", "Q_L", "Q_R", "basis_step"}
+        others = {"momentum"} if name in MOMENTA else {"exp_avg", "exp_avg_sq"}
+        assert found.keys() >= {"weights", *(of_bases if name in BASES else others)}
         # Gradients and sums of squares are rounded in another order.
         assert max(found.values()) <= 1e-9, found
 
@@ -133,7 +152,7 @@ def test_states_that_are_filled_before_the_first_step_are_used(groups: Groups) -
     assert groups[2].run(owning.filled_by_data) == [True, True]
 
 
-@pytest.mark.parametrize("name", [*BASES, *LOW_RANK])
+@pytest.mark.parametrize("name", [*BASES, *LOW_RANK, *MOMENTA])
 def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     alone, owned = (groups[2].run(owning.elements, name, None, is_owned) for is_owned in (False, True))
     (moments, others), twin = alone
@@ -198,7 +217,9 @@ def test_a_nan_of_one_rank_leaves_bases_as_those_of_one_process(groups: Groups, 
         assert all(distance <= 1e-9 for distance in distances), distances
 
 
-@pytest.mark.parametrize(("name", "layout"), [("APOLLOAdamW", ("S", 0)), ("SOAP", None), ("SOAPMuon", None)])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("APOLLOAdamW", ("S", 0)), ("SOAP", None), ("SOAPMuon", None), ("NorMuon", None)]
+)
 def test_setting_may_change_between_steps(groups: Groups, name: str, layout: Any) -> None:
     for distances in groups[2].run(owning.switched, name, layout):
         assert max(distances) <= 1e-9, distances

@@ -1,4 +1,4 @@
-"""Code of the pages about frameworks, run where those are installed; wandb by a stand-in too."""
+"""Scripts of frameworks that not every machine has, run where those are; wandb by a stand-in too."""
 
 from __future__ import annotations
 
@@ -15,43 +15,33 @@ import torch
 from torch import nn
 
 import oxidion
+import oxidion.compat.megatron
 
 from . import stubs
 from .models import peer
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "frameworks"
+SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
 Patch = pytest.MonkeyPatch
 
 
-def blocks(page: str) -> list[str]:
-    """The Python code of a page."""
-    text = (PAGES / f"{page}.md").read_text()
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-def block(page: str, word: str) -> str:
-    """The one block of a page that has a word."""
-    (found,) = (code for code in blocks(page) if word in code)
-    return found
-
-
-def run(code: str, **given: Any) -> dict[str, Any]:
-    """Names that code leaves behind."""
-    names: dict[str, Any] = {"__name__": "page", **given}
-    exec(compile(code, "page", "exec"), names)
-    return names
-
-
-def logged() -> dict[str, Any]:
-    """What the first block of the page about logging leaves behind."""
-    return run(blocks("logging")[0])
+def script(name: str) -> Any:
+    """A script of a framework, imported; what it imports has to be there."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 NAMES = {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_scalars_of_the_page_name_every_parameter_and_what_was_measured() -> None:
-    measured = logged()["measured"]
+def test_scalars_name_every_parameter_and_what_was_measured() -> None:
+    written: dict[int, dict[str, float]] = {}
+    script("with_logging").train(lambda values, step: written.__setitem__(step, values))
+    assert [*written] == [0, 50]
+    measured = written[0]
     for key in ("update_rms", "param_rms"):
         assert {name for name in NAMES if measured[f"optimizer/{key}/{name}"] > 0} == NAMES
     assert {name for name in measured if "orthogonality_error" in name} == {
@@ -61,17 +51,15 @@ def test_scalars_of_the_page_name_every_parameter_and_what_was_measured() -> Non
     assert measured["optimizer/bytes_sent"] == 0
 
 
-def test_tensorboard_itself_reads_back_what_the_page_writes(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_tensorboard_itself_reads_back_what_the_script_writes(tmp_path: Path, monkeypatch: Patch) -> None:
     peer("tensorboard", monkeypatch)
     peer("torch.utils.tensorboard", monkeypatch)
     reader = peer("tensorboard.backend.event_processing.event_accumulator", monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    names = logged()
-    run(block("logging", "SummaryWriter"), **names)
-    found = reader.EventAccumulator(str(tmp_path / "runs" / "muon"))
+    script("with_logging").to_tensorboard(str(tmp_path))
+    found = reader.EventAccumulator(str(tmp_path))
     found.Reload()
     tags = set(found.Tags()["scalars"])
-    assert tags == set(names["measured"])
+    assert {f"optimizer/update_rms/{name}" for name in NAMES} <= tags
     events = found.Scalars("optimizer/update_rms/0.weight")
     assert [event.step for event in events] == [0, 50]
     assert all(event.value > 0 for event in events)
@@ -82,10 +70,14 @@ class Run:
 
     def __init__(self) -> None:
         self.logged: dict[int, dict[str, float]] = {}
+        self.table: dict[str, Any] = {}
         self.finished = False
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Keeps values, which have to be plain numbers."""
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Keeps values, which have to be plain numbers where they belong to a step."""
+        if step is None:
+            self.table = values
+            return
         assert all(isinstance(value, (int, float)) for value in values.values())
         self.logged[step] = values
 
@@ -94,27 +86,22 @@ class Run:
         self.finished = True
 
 
-def test_wandb_by_a_stand_in_gets_numbers_by_step(monkeypatch: Patch) -> None:
+def test_wandb_by_a_stand_in_gets_numbers_by_step_and_a_table(monkeypatch: Patch) -> None:
     made, settings = Run(), {}
 
     def init(**given: Any) -> Run:
         settings.update(given)
         return made
 
-    stubs.installed(monkeypatch, "wandb", init=init)
-    names = logged()
-    run(block("logging", "wandb.init"), **names)
-    assert (settings["mode"], settings["config"]) == ("offline", {"groups": [2, 2]})
+    stubs.installed(monkeypatch, "wandb", init=init, Table=lambda **given: given)
+    script("with_logging").to_wandb()
+    assert settings["mode"] == "offline"
     assert list(made.logged) == [0, 50]
-    assert made.logged[50].keys() == names["measured"].keys()
+    assert f"optimizer/update_rms/{min(NAMES)}" in made.logged[50]
+    table = made.table["parameters"]
+    assert len(table["data"]) == len(NAMES)
+    assert {len(row) for row in table["data"]} == {len(table["columns"])}
     assert made.finished
-
-
-def test_table_of_the_page_has_a_row_for_each_parameter() -> None:
-    optimizer = logged()["optimizer"]
-    rows = optimizer.explain().to_dict()
-    (code,) = re.findall(r"data=(list\(.*?\)\))\)`", (PAGES / "logging.md").read_text())
-    assert len(eval(code, {"rows": rows})) == len(NAMES)
 
 
 @pytest.mark.filterwarnings("default")  # of wandb and what it imports
@@ -126,68 +113,52 @@ def test_wandb_itself_keeps_an_offline_run(tmp_path: Path, monkeypatch: Patch) -
     wandb = peer("wandb", monkeypatch)
     if not hasattr(wandb, "init"):
         pytest.skip("a folder of that name, and no wandb")
-    run(block("logging", "wandb.init"), **logged())
+    script("with_logging").to_wandb()
     (kept,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert os.path.getsize(kept) > 0
 
 
-def test_torchtitan_itself_takes_the_configuration_of_the_page(monkeypatch: Patch) -> None:
+def test_torchtitan_itself_takes_the_configuration_of_the_script(monkeypatch: Patch) -> None:
     module = peer("torchtitan.components.optimizer", monkeypatch)
     container = module.OptimizersContainer
     monkeypatch.setattr(
         container, "_resolve_optimizer_factory", staticmethod(container._resolve_optimizer_factory)
     )
-    config = run(block("torchtitan", "titan.register"))["optimizer"]
-    layer = nn.ModuleDict({"wq": nn.Linear(4, 4, bias=False), "attention_norm": nn.RMSNorm(4)})
-    model = nn.ModuleDict({"tok_embeddings": nn.Embedding(5, 4), "layers": nn.ModuleDict({"0": layer})})
-    matrices, rest = container(config, model_parts=[model])
+    made = script("with_torchtitan")
+    model = made.model()
+    matrices, rest = container(made.config, model_parts=[model])
     assert (type(matrices), type(rest)) == (oxidion.Muon, oxidion.AdamW)
     assert matrices.param_groups[0]["param_names"] == ["layers.0.wq.weight"]
     assert len(rest.param_groups[0]["params"]) == 2
 
 
-def test_megatron_itself_takes_the_configuration_of_the_page(monkeypatch: Patch) -> None:
+def test_megatron_itself_takes_the_configuration_of_the_script(monkeypatch: Patch) -> None:
     monkeypatch.setenv("RANK", "0")
     registry = peer("megatron.core.optimizer.emerging_optimizers", monkeypatch)
     if not registry.HAVE_EMERGING_OPTIMIZERS:
         pytest.skip("no Emerging-Optimizers")
     monkeypatch.setattr(registry, "_EMERGING_OPTIMIZERS", dict(registry._EMERGING_OPTIMIZERS))
-    names = run(block("megatron", "megatron.register("))
+    names = script("with_megatron")
     model = nn.Linear(6, 8, bias=False)
     groups = stubs.groups_of(model)
-    made, _ = registry._create_emerging_optimizer(names["config"], groups, names["name"], [model], None)
+    made, _ = registry._create_emerging_optimizer(names.config, groups, names.name, [model], None)
     assert type(made) is oxidion.Muon
     keys = ("lr", "weight_decay", "mu", "nesterov", "adjust_lr")
     assert [made.param_groups[0][key] for key in keys] == [3e-4, 0.1, 0.95, True, "match_rms_adamw"]
 
 
-def test_emerging_optimizers_itself_finds_what_the_page_asks_for(monkeypatch: Patch) -> None:
+def test_emerging_optimizers_itself_finds_the_classes(monkeypatch: Patch) -> None:
     found = peer("emerging_optimizers.registry", monkeypatch)
     monkeypatch.setattr(found, "_OPTIMIZERS", dict(found._OPTIMIZERS))
-    assert run(block("megatron", "register_emerging"))["optimizer_cls"] is oxidion.Dion
+    assert "oxidion_dion" in oxidion.compat.megatron.register_emerging()
+    assert found.get_optimizer_cls("oxidion_dion") is oxidion.Dion
 
 
 @pytest.mark.filterwarnings("ignore")  # Composer is made for older packages
-def test_composer_itself_trains_and_goes_on_as_the_page_says(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_composer_itself_trains_and_goes_on(tmp_path: Path, monkeypatch: Patch) -> None:
     peer("composer", monkeypatch)
     monkeypatch.chdir(tmp_path)
-    names = run(block("composer", "ComposerModel"))
-    optimizer, trainer = names["optimizer"], names["trainer"]
-    assert [group["step"] for group in optimizer.param_groups] == [8, 8]
-    path = trainer.save_checkpoint("kept.pt")
-    model = names["Model"]()
-    again = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-4))
-    other = names["Trainer"](
-        model=model,
-        train_dataloader=names["data"],
-        optimizers=again,
-        max_duration="3ep",
-        device="cpu",
-        progress_bar=False,
-        load_path=path,
-    )
-    other.fit()
-    assert [group["step"] for group in again.param_groups] == [12, 12]
+    assert script("with_composer").main() == 0
 
 
 def test_groups_may_be_given_anew_with_other_parameters() -> None:

@@ -1,4 +1,4 @@
-"""Sentences of the pages of ``docs/frameworks`` about what does not happen by itself."""
+"""Sentences of ``examples/frameworks`` about what does not happen by itself."""
 
 from __future__ import annotations
 

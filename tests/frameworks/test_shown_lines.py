@@ -1,7 +1,8 @@
-"""Pages show lines of scripts that the tests run, and those of ``docs/frameworks`` all stand in the index."""
+"""Pages show lines of scripts that the tests run, and the page of frameworks has a row for each script."""
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -9,19 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "docs" / "frameworks"
+PAGE = ROOT / "docs" / "frameworks.md"
 COMING_FROM = ROOT / "docs" / "coming-from"
-INDEX = FOLDER / "index.md"
+SCRIPTS = ROOT / "examples" / "frameworks"
 SHOWN = re.compile(
     r"^<!-- not run: lines of (?P<script>examples/\S+\.py), [^\n]*-->\n```python\n(?P<code>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
 BLOCKS = [
     pytest.param(ROOT / block["script"], block["code"], id=f"{page.stem}-{number}")
-    for page in sorted([*FOLDER.glob("*.md"), *COMING_FROM.glob("*.md")])
+    for page in sorted(COMING_FROM.glob("*.md"))
     for number, block in enumerate(SHOWN.finditer(page.read_text()))
 ]
-SCRIPTS = sorted((ROOT / "examples" / "frameworks").glob("with_*.py"))
 
 
 def contains(script: str, code: str) -> bool:
@@ -45,24 +45,22 @@ def test_block_of_a_page_is_part_of_the_script_that_it_names(script: Path, code:
     assert contains(script.read_text(), code)
 
 
-def test_every_script_of_a_framework_is_shown_and_named_as_a_command() -> None:
-    assert len(SCRIPTS) >= 7
-    shown = {param.values[0] for param in BLOCKS}
-    assert [script.name for script in SCRIPTS if script not in shown] == []
-    text = "".join(page.read_text() for page in FOLDER.glob("*.md"))
-    assert [script.name for script in SCRIPTS if f"examples/frameworks/{script.name}" not in text] == []
+def test_scripts_and_rows_of_the_page_are_the_same() -> None:
+    scripts = sorted(path.name for path in SCRIPTS.glob("with_*"))
+    rows = re.findall(r"\| `(with_\w+\.\w+)` \|$", PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == scripts
+    assert len(scripts) > 15
 
 
-def test_every_page_of_a_framework_has_a_row_in_the_index() -> None:
-    rows = re.findall(r"^\| (\S.*?) \| .+ \| .+ \|$", INDEX.read_text(), re.MULTILINE)
-    assert len(rows) > 6
-    pages = [page.stem for page in FOLDER.glob("*.md") if page != INDEX]
-    assert [page for page in pages if not any(page in row.lower() for row in rows)] == []
-    linked = [page for row in rows for page in re.findall(r"\]\((\w+)\.md\)", row)]
-    assert len(set(linked)) == len(linked) >= 6
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("with_*.py")), ids=lambda path: path.stem)
+def test_script_begins_with_its_command_and_what_to_look_out_for(script: Path) -> None:
+    doc = ast.get_docstring(ast.parse(script.read_text()))
+    assert doc is not None
+    assert f"    python examples/frameworks/{script.name}" in doc
+    assert re.search(r"^- |^Run with", doc, re.MULTILINE)
 
 
-def test_every_command_of_the_index_names_a_script_that_exists() -> None:
-    scripts = re.findall(r"`[^`]*?(examples/\S+\.py)[^`]*`", INDEX.read_text())
-    assert len(scripts) > 8
+def test_every_command_of_the_page_names_a_script_that_exists() -> None:
+    scripts = re.findall(r"`(examples/\S+\.py)", PAGE.read_text())
+    assert len(scripts) > 7
     assert [script for script in scripts if not (ROOT / script).is_file()] == []

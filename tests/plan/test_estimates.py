@@ -212,6 +212,19 @@ def test_moments_with_owners_leave_less_to_each(algorithm: str, mesh: dict[str, 
     assert owned.memory["states"] < 0.83 * alone.memory["states"]
 
 
+@pytest.mark.parametrize("algorithm", ["muon", "normuon"])
+def test_momenta_with_owners_are_shared_among_copies(algorithm: str) -> None:
+    """One momentum of 170 MB among four ranks: the rest are AdamW's states, which each has."""
+    mesh: dict[str, int] = {"dp": 4}
+    alone, owned = (
+        simulate("gpt-160m", mesh, Settings(algorithm, owned_states=is_owned))[0]
+        for is_owned in (False, True)
+    )
+    matrices = 12 * 12 * 768**2 * 4
+    saved = alone.memory["states"] - owned.memory["states"]
+    assert saved == pytest.approx(3 / 4 * matrices, rel=0.05)
+
+
 def test_experts_lie_on_their_axis() -> None:
     simulated, plan = simulate("mixtral-8x7b", {"fs": 4, "ep": 8}, Settings("muon", device="cuda"))
     rows = {row["name"]: row for row in plan.rows()}

@@ -98,7 +98,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--owned-states",
         action="store_true",
-        help="of soap, soap_muon, galore_adamw and apollo_adamw: owner-sharded states also for copies",
+        help="of muon, normuon, soap, galore_adamw and their kin: owner-sharded states also for copies",
     )
     add(
         "--sides",

@@ -48,7 +48,7 @@ class Settings:
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
         owned_states: owner-sharded states of SOAP and SOAPMuon also for copies and uncut sides, and of
-            GaLoreAdamW and APOLLOAdamW where several ranks have the same moments.
+            GaLoreAdamW, APOLLOAdamW, Muon and NorMuon where several ranks have the same moments.
         sides: of SOAP and SOAPMuon: the sides with a basis, "both", "short" or "unsharded".
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.

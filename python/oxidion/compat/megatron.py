@@ -1,4 +1,38 @@
-"""Entries for Megatron-Core's and Emerging-Optimizers' registries; both are imported when asked for."""
+"""Entries for Megatron-Core's and Emerging-Optimizers' registries; both are imported when asked for.
+
+What is read of Megatron's configuration:
+
+| field | meaning here |
+|---|---|
+| ``lr``, ``weight_decay``, and what the scheduler writes into the groups | the same |
+| ``adam_beta1``, ``adam_beta2``, ``adam_eps`` | of AdamW and Lamb |
+| ``muon_momentum``, ``muon_nesterov`` | the same rule; the momentum is a sum here and an average there |
+| ``muon_coefficient_type``, ``muon_num_ns_steps`` | the same triples in the same order |
+| ``muon_scale_mode="spectral"``, ``muon_extra_scale_factor=0.2`` | ``adjust_lr="match_rms_adamw"`` |
+| ``"shape_scaling"`` with 1 | ``adjust_lr="original"`` |
+| ``"unit_rms_norm"`` with 1 | ``adjust_lr="spectral_norm"`` |
+| any other factor, as the default ``"spectral"`` with 1 | ValueError: ``register("Muon", adjust_lr=...)`` |
+| ``muon_fp32_matmul_prec`` | not read: ``orth_dtype`` says in what Muon iterates |
+| ``muon_scalar_optimizer`` | Megatron's: the rest is stepped by its Adam |
+
+What happens on each layout; parts of tensor parallelism are plain tensors with attributes there:
+
+| layout | step |
+|---|---|
+| data parallelism | the same on every rank, or its share of whole matrices |
+| pipeline and expert parallelism | each rank steps what it has |
+| tensor parallelism, AdamW, Lion, AdEMAMix | by element, so that parts step as they are |
+| tensor parallelism, Muon, "blockwise" (Megatron's default) | each part by itself: depends on the ranks |
+| tensor parallelism, Muon, "duplicated" and "distributed" | whole matrices, as in one process |
+| tensor parallelism, any other class | refused; ``tp_mode="blockwise"`` takes parts as they are |
+| ``muon_split_qkv=True`` (the default) with attention | refused: set it to False (``--muon-no-split-qkv``) |
+| GTP (``is_gtp_weight_remat``) | refused for all classes that are not by element |
+| Megatron-FSDP and its distributed optimizer | Megatron refuses them for such optimizers |
+
+What is refused is a `LayoutError` that names the parameter and the way out. Checkpoints in the format
+``torch_dist`` need states of the shape of their parameter: those of Muon, AdamW, Lion and AdEMAMix in 32
+bits. For others Megatron has the format ``torch``.
+"""
 
 from __future__ import annotations
 

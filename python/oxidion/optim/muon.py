@@ -33,6 +33,8 @@ class Muon(OrthonormalOptimizer):
         mu: momentum factor.
         cautious_wd: decay only where the update and the parameter agree in sign.
         nesterov: look one step ahead.
+        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+            them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
@@ -41,6 +43,7 @@ class Muon(OrthonormalOptimizer):
     _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         "nesterov": validate.flag(False),
+        "owned_states": validate.flag(False),
         **FAMILY_SCHEMA,
     }
     _WORDS = TORCH_WORDS
@@ -76,6 +79,7 @@ class Muon(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
+        owned_states: bool = False,
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],
     ) -> None:

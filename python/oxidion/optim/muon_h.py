@@ -35,6 +35,8 @@ class MuonH(Muon):
         lr: the tangent of the largest angle of a step.
         mu: momentum factor.
         nesterov: look one step ahead.
+        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+            them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``Muon``, ``OrthonormalOptimizer`` and ``OxOptimizer``.
 
@@ -77,6 +79,7 @@ class MuonH(Muon):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
+        owned_states: bool = False,
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],
     ) -> None:

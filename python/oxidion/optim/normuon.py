@@ -39,6 +39,8 @@ class NorMuon(OrthonormalOptimizer):
         muon_beta2: decay rate of V.
         norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where
             results depend on how many processes there are.
+        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+            them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
@@ -48,6 +50,7 @@ class NorMuon(OrthonormalOptimizer):
     _SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         "nesterov": validate.flag(False),
+        "owned_states": validate.flag(False),
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
     }
@@ -86,6 +89,7 @@ class NorMuon(OrthonormalOptimizer):
         | None = None,
         ns_steps: int | None = None,
         norm_scope: Literal["global", "shard"] = "global",
+        owned_states: bool = False,
         check_grad_sync: bool = False,
         **common: Unpack[SharedOptions],
     ) -> None:

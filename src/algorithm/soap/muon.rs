@@ -8,10 +8,10 @@ use tch::Tensor;
 
 use super::basis::Bases;
 use super::layout::{BASES, BEHIND, SINCE};
-use super::stages::{gradients, turn};
+use super::stages::turn;
 use crate::algorithm::last_step::LastStep;
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
-use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
+use crate::algorithm::stage::{Buffers, StageIo, UnitIo, gradients, jobs};
 use crate::algorithm::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels;

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::basis::Bases;
 use super::layout::{GRADIENT, MOMENTUM, NORM, SINCE, UPDATE, VARIANCE};
 use super::{BETA1, BETA2, EPSILON, Soap};
-use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
+use crate::algorithm::stage::{Buffers, StageIo, UnitIo, gradients, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Job};
 use crate::linalg::OneThread;
@@ -36,12 +36,6 @@ pub(super) fn turn<'a>(
 /// Tests whether a unit takes a step: the first gradient makes the bases only.
 pub(super) fn moves(unit: &UnitIo<'_>) -> bool {
     unit.steps > 0.0
-}
-
-/// Gradients of units in the type of products, to a buffer.
-pub(super) fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
-    let all = units.iter().zip(out.matrices(units)?).map(|(unit, out)| ([unit.grad], [out]));
-    kernels::run(&kernels::Convert { factor }, &mut jobs(all))
 }
 
 /// `M ← β₁M + (1-β₁)G` and a copy of it, with G in a buffer, of units that take a step; without a basis there is no G.
