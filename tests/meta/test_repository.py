@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,11 @@ import pytest
 import yaml
 
 from .sources import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
@@ -111,3 +117,26 @@ def test_recorded_files_are_told_from_written_ones(path: str, attribute: str, va
     command = ["git", "check-attr", attribute, "--", path]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip().rpartition(" ")[2] == value
+
+
+def test_recipe_for_conda_says_what_the_project_says() -> None:
+    recipe = yaml.safe_load((ROOT / ".ci" / "conda" / "recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    crate = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    assert recipe["context"]["version"] == crate["package"]["version"]
+    assert recipe["about"]["summary"] == project["project"]["description"]
+    assert recipe["about"]["license"] == project["project"]["license"]
+    needs = recipe["requirements"]
+    assert {line.replace(" ", "") for line in needs["host"]} >= set(project["build-system"]["requires"])
+    run = {line.replace(" ", "").replace("pytorch", "torch") for line in needs["run"]}
+    assert run >= set(project["project"]["dependencies"])
+
+
+def test_badges_of_the_readme_are_true() -> None:
+    readme = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    badges = dict(re.findall(r"!\[(\w+): ([^\]]+)\]\(https://img\.shields\.io/badge/", readme))
+    assert badges["Python"].removesuffix("+") == project["requires-python"].removeprefix(">=")
+    (torch,) = (need for need in project["dependencies"] if need.startswith("torch"))
+    assert badges["torch"].removesuffix("+") == torch.removeprefix("torch>=")
+    assert badges["license"] == project["license"]
