@@ -14,7 +14,7 @@ default is 63 runs of about 25 s on two cores that have nothing else to do.
 Writes `<out>/<name>.json` (machine, versions, final losses, mean curves, table) and `.png`; prints the table.
 
     python benchmarks/convergence.py --quick
-    python benchmarks/convergence.py --page docs/convergence.md
+    python benchmarks/convergence.py --page benchmarks/results/convergence.md
     python benchmarks/convergence.py --optimizers adamw,muon --lrs "muon=0.01,0.02,0.04,0.08" --seeds 0,1
 """
 

@@ -3,7 +3,7 @@
 A bar compares mean held-out losses at the end, each at the best learning rate of an optimizer. Those that are
 marked as open were expected by others, of other models, and do not hold here; the page says what was found.
 
-    python benchmarks/convergence_bars.py --page docs/convergence.md
+    python benchmarks/convergence_bars.py --page benchmarks/results/convergence.md
 
 Prints the table; ends with 1 where a bar is missed that is not open, or one that is open holds by now.
 """

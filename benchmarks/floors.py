@@ -1,6 +1,6 @@
 """The shortest time that a step can take on a machine of given rates: operations, then memory traffic.
 
-docs/performance.md has the operations and bytes of each family. Symmetric products count half. Bytes are
+benchmarks/results/performance.md has the operations and bytes of each family. Symmetric products count half. Bytes are
 those of an element in float32 that no pass can do without: parameter read and written 8, gradient read 4,
 each state read and written 8. A value that a norm or mean of the whole parameter has to come before is read
 once more.

@@ -1,6 +1,6 @@
-"""Tables and the picture of docs/performance.md, from the results of every machine; ratios of an earlier run.
+"""Tables of the two pages about speed, from the results of every machine; pictures; ratios of an earlier run.
 
-``python benchmarks/gains.py`` writes the tables into the page; a test holds the page to the recorded results.
+``python benchmarks/gains.py`` writes the tables into the pages; a test holds them to the recorded results.
 ``python benchmarks/gains.py RESULT.json`` draws the picture of a result.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 from contenders import FAST, HALF, OURS
 from harness import RESULTS, between, table
 
-PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+SUMMARY_PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+RECORD_PAGE = RESULTS / "performance.md"
 #: Results and what the page calls their machines; each has two cores.
 MACHINES = {
     "step": "Xeon without AMX",
@@ -104,6 +105,13 @@ HEADLINE = (
     ("4000x768", "adamw", "AdamW, 4000 vectors of 768"),
     ("flat-100m", "adamw", "AdamW, one tensor of 100 million"),
 )
+#: Rows of the table of all peers, behind those of the picture: result, workload, family, name.
+PEERS = (
+    *(("step", *key) for key in HEADLINE),
+    ("step", "memory-1024x4096", "lamb", "Lamb, the same matrix"),
+    ("step", "memory-1024x4096", "galore r=128 refresh", "GaLoreAdamW, a refresh, the same matrix"),
+    ("zen3", "memory-1024x4096", "adamw 8-bit", "AdamW, 8-bit states, the same matrix, on a Zen 3"),
+)
 #: A ratio has fallen when its interval lies below the earlier one's by this share.
 MARGIN = 0.05
 
@@ -122,8 +130,8 @@ def fastest_peer(race: dict[str, Any]) -> str | None:
 # --- the tables of the page ----------------------------------------------------------------------
 
 
-def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The Markdown of the tables; a cell holds one thread and two threads, a dash what was not run."""
+def tables(results: dict[str, dict[str, Any]]) -> dict[Path, dict[str, str]]:
+    """The Markdown of the tables by page; a cell holds one thread and two threads, a dash what was not run."""
     head = ["case", *MACHINES.values()]
     ratios: list[list[str]] = []
     times: list[list[str]] = []
@@ -137,8 +145,35 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
         [name, *(_span(results[machine], families, ours, lists) for machine in MACHINES)]
         for name, families, ours, lists in SUMMARY
     ]
-    made = {"gains": spans, "ratios": ratios, "milliseconds": times}
-    return {name: re.sub(r" {2,}", " ", table(head, rows)) for name, rows in made.items()}
+
+    def text(rows: list[list[str]], head: list[str] = head) -> str:
+        return re.sub(r" {2,}", " ", table(head, rows))
+
+    peers = text(_peers(results), ["case", "oxidion, ms", "times as long"])
+    return {
+        SUMMARY_PAGE: {"gains": text(spans), "peers": peers},
+        RECORD_PAGE: {"ratios": text(ratios), "milliseconds": text(times)},
+    }
+
+
+def _peers(results: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Milliseconds of a step at one thread, and how many times as long each other implementation takes."""
+    found = []
+    for machine, workload, family, name in PEERS:
+        for race in results[machine]["races"]:
+            if (race.get("workload"), race.get("family"), race["threads"]) != (workload, family, 1):
+                continue
+            base, algorithm = race["base"], race["family"].split()[0]
+            others = [
+                (row["ratio"][base][0], peer_name(contender))
+                for contender, row in race["contenders"].items()
+                if row["status"] == "ok"
+                and not contender.startswith(f"{OURS}.")
+                and algorithm in contender.lower()
+            ]
+            shown = ", ".join(f"{peer} {_figure(ratio)}" for ratio, peer in sorted(others))
+            found.append([name, _figure(race["contenders"][base]["ms"]), shown])
+    return found
 
 
 def _span(result: dict[str, Any], families: tuple[str, ...], ours: str | None, lists: tuple[str, ...]) -> str:
@@ -177,11 +212,11 @@ def _figure(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def written(page: str, results: dict[str, dict[str, Any]]) -> str:
-    """The page with its tables rewritten between their marks."""
-    for name, text in tables(results).items():
-        page = between(page, name, text)
-    return page
+def written(text: str, page: Path, results: dict[str, dict[str, Any]]) -> str:
+    """The text of a page with its tables rewritten between their marks."""
+    for name, made in tables(results)[page].items():
+        text = between(text, name, made)
+    return text
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -310,7 +345,9 @@ def main() -> None:
     for name in map(Path, sys.argv[1:]):
         plot(json.loads(name.read_text(encoding="utf-8")), name.with_suffix(".png"))
     if not sys.argv[1:]:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
+        for page in (SUMMARY_PAGE, RECORD_PAGE):
+            text = written(page.read_text(encoding="utf-8"), page, recorded())
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

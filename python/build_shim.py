@@ -31,7 +31,7 @@ TORCH_SYS = "0.24.0"
 HELPERS = ("of_carray_tensor", "device_of_int", "at_value_at_indexes")
 """Functions of torch-sys that those of the list call."""
 OURS = re.compile(r"oxidion_|thp_|at_tensor_of_blob$")
-"""Functions of the core's own, and one of torch-sys that it defines anew."""
+"""Functions of the core, and one of torch-sys that it redefines."""
 
 
 def _load_compiler() -> ModuleType:

@@ -14,7 +14,7 @@ pub enum Error {
     Param {
         /// Index of the parameter.
         index: usize,
-        /// Description of what is not accepted, and the way out.
+        /// Description of what is not accepted, and a hint.
         what: String,
     },
     /// An object of the wrong kind (Python: `TypeError`).
@@ -27,7 +27,7 @@ pub enum Error {
         param: String,
         /// Description of the sharding or shape found, against the one expected.
         what: String,
-        /// Way out: the call or setting that the user can change.
+        /// Hint: the call or setting that the user can change.
         way_out: String,
     },
     /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).

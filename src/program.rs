@@ -21,7 +21,7 @@ pub struct BufferSpec {
     pub cols: usize,
     /// Element type.
     pub dtype: DType,
-    /// Element type in which contributions travel to be added.
+    /// Element type in which contributions are sent to be added.
     pub wire: DType,
     /// True if all units use the same memory (scratch) instead of having a matrix each.
     pub shared: bool,
@@ -92,7 +92,7 @@ impl BufferSpec {
         self
     }
 
-    /// Tests whether one of its dimensions goes along with a side of the block.
+    /// Tests whether one of its dimensions is sharded like a side of the block.
     #[must_use]
     pub fn goes_along(&self, side: Side) -> bool {
         let along = |sharding| matches!(sharding, DimSharding::LikeParam(own) | DimSharding::Even(own) if own == side);
@@ -105,7 +105,7 @@ impl BufferSpec {
         Self { linear: true, ..self }
     }
 
-    /// Sets the element type in which contributions travel.
+    /// Sets the element type in which contributions are sent.
     #[must_use]
     pub fn wire(self, wire: DType) -> Self {
         Self { wire, ..self }
@@ -152,14 +152,14 @@ pub enum ProgramOp {
         /// The buffer.
         buffer: BufferId,
     },
-    /// Begin (true) or end (false) operations that are left out in steps in which no unit of the bucket is due
+    /// Begin (true) or end (false) operations that are skipped in steps in which no unit of the bucket is scheduled
     /// (`Algorithm::due`).
     WhenDue(bool),
     /// Begin (true) or end (false) the operations of `Program::gathered`.
     Gathered(bool),
 }
 
-/// Buffers that travel to the owners before the operations of `Program::gathered`, and back after them.
+/// Buffers that are sent to the owners before the operations of `Program::gathered`, and back after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// The states that are read and written there, each with the buffer that stands for it.
@@ -169,7 +169,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// The buffers that travel.
+    /// Returns all of these buffers.
     pub fn buffers(&self) -> impl Iterator<Item = BufferId> + '_ {
         self.states.iter().map(|(buffer, _)| *buffer).chain(self.results.iter().copied())
     }
@@ -185,17 +185,17 @@ pub struct Program {
     /// True if every whole matrix has one owner, also where copies could repeat its work, because results may differ
     /// between machines in the last bits.
     pub exclusive: bool,
-    /// Buffers that travel for the operations of `Program::gathered`.
+    /// Buffers that are sent for the operations of `Program::gathered`.
     pub carried: Carried,
-    /// States, by number, that lie with the owners of the matrices: stages on whole matrices have them.
+    /// Owner-sharded states (ZeRO-1), by number: stages on whole matrices have them.
     pub owned: Vec<usize>,
     /// True if the owners do all that counts as work.
     pub by_owners: bool,
     /// States, by number, that are sums over a side of the block: where it is sharded, every process keeps what its part of the
     /// side adds, and the state is the sum of these.
     pub contributed: Vec<(usize, Side)>,
-    /// Rows of the symmetric products of a matrix, if most of its operations are products in 16 bits of which one triangle
-    /// is computed.
+    /// Rows of the symmetric products of a matrix, if most of its operations are 16-bit products that compute one triangle
+    /// only.
     pub triangle: Option<usize>,
 }
 
@@ -266,8 +266,8 @@ impl Program {
         self
     }
 
-    /// Appends `part`, which is left out in steps in which no unit is due, and which ends with all buffers placed as
-    /// they were.
+    /// Appends `part`, which is skipped in steps in which no unit is scheduled (`Algorithm::due`), and which ends with all
+    /// buffers placed as they were.
     #[must_use]
     pub fn when_due(mut self, part: impl FnOnce(Self) -> Self) -> Self {
         self.ops.push(ProgramOp::WhenDue(true));

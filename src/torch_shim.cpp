@@ -72,7 +72,7 @@ OXIDION_PUBLIC tensor at_tensor_of_blob(void *data, int64_t *dims, size_t ndims,
 /// A storage that is held, and the tensor that had it: what the core calls `Entry`.
 struct OxidionHeld {
   const c10::TensorImpl *object;
-  /// Where the address of the tensor stands as long as it is alive; null where somebody keeps it.
+  /// Word that holds the address of the tensor while it is alive; null if the caller keeps the tensor alive.
   const c10::TensorImpl *const *owner;
   c10::StorageImpl *storage;
   const void *address;

@@ -46,7 +46,7 @@ class _Workspace:
         self._memory: dict[torch.device, Tensor] = {}
 
     def get(self, floats: int, where: torch.device) -> Tensor:
-        """The first so many elements; memory that is too small is replaced for those who ask from now on."""
+        """Returns the first ``floats`` elements; memory that is too small is replaced for later callers."""
         own = self._memory.get(where)
         if own is None or own.numel() < floats:
             own = self._memory[where] = zeros([floats], torch.float32, where)
@@ -224,7 +224,7 @@ class BackwardOptimizer(Optimizer):
         """Refuses gradients that no step was taken with, or that came after it.
 
         Raises:
-            RuntimeError: that names the parameter and the way out.
+            RuntimeError: for such a gradient; it names the parameter and the cause.
         """
         self._refuse_unfrozen()
         for unit in self.units:
@@ -245,7 +245,7 @@ class BackwardOptimizer(Optimizer):
         """Refuses gradients of parameters that were frozen when the optimizer was made, and are in no group.
 
         Raises:
-            RuntimeError: that names the way out.
+            RuntimeError: for such a gradient; it says what to do.
         """
         unfrozen = [(name, p) for name, p in self._frozen if p.requires_grad and p.grad is not None]
         held = set(map(id, parameters(self.param_groups))) if unfrozen else set()
@@ -359,9 +359,9 @@ class BackwardOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Ends a step: checks that every gradient has been stepped with, and counts it.
 
-        A unit of which some parameters got no gradient is stepped here, as it would be after the backward
-        pass; those without any are skipped. So are, once, parameters of the groups that were frozen before:
-        from the next backward pass on they are stepped within it.
+        A unit with gradients for only some of its parameters is stepped here, as it would be after the
+        backward pass. Units without any are skipped. Parameters of the groups that were frozen before are
+        stepped here once: from the next backward pass on they are stepped within it.
 
         Raises:
             RuntimeError: for a closure, for gradients that came without the backward pass or whose hooks were
@@ -425,10 +425,10 @@ class BackwardOptimizer(Optimizer):
             raise
 
     def remove_hooks(self) -> None:
-        """Ends steps in the backward pass: gradients stay where they are from now on.
+        """Ends steps in the backward pass: gradients then remain in ``.grad``.
 
-        Another optimizer may then step the parameters, `in_backward` too. An optimizer that nobody has any
-        longer removes them itself.
+        Another optimizer may then step the parameters, `in_backward` too. An optimizer that is
+        garbage-collected removes its hooks itself.
         """
         _remove(self._hooks)
         if self._guard is not None:
@@ -518,7 +518,7 @@ class BackwardOptimizer(Optimizer):
     # ----------------------------------------------------------- introspection
 
     def explain(self) -> Table:
-        """Tells one row per parameter what happens to it, with the columns of ``OxOptimizer.explain``."""
+        """Describes each parameter in one row, with the columns of ``OxOptimizer.explain``."""
         return self.optimizer.explain()
 
     def plan(self) -> list[Plan]:
@@ -568,11 +568,11 @@ def _refuse_others(unit: _Unit) -> None:
     """Refuses parameters that another optimizer steps in the backward pass.
 
     Raises:
-        ValueError: that names the parameter and the way out.
+        ValueError: for such a parameter; it names the parameter and says what to do.
     """
     for name, param in zip(unit.names(), unit.parameters(), strict=True):
         if _owner_of(param) is not None:
-            gc.collect()  # schedulers make circles, which keep an optimizer that nobody has any longer
+            gc.collect()  # reference cycles of schedulers keep an optimizer alive that is no longer in use
         if _owner_of(param) is not None:
             raise ValueError(
                 f"{name}: another optimizer of in_backward() steps it already, and would drop its gradient. "

@@ -1,4 +1,4 @@
-"""Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays; a step of Muon.
+"""Orthonormalization and 8-bit quantization as functions, on torch tensors and NumPy arrays; a step of Muon.
 
 Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All but `muon` leave their
 arguments unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of
@@ -224,11 +224,11 @@ def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) -> tuple[Matrix, Matrix]:
-    """Codes of one byte and scales of blocks along the last dimension, as optimizers keep 8-bit states.
+    """Quantizes to one byte per element with scales of blocks along the last dimension, as in 8-bit states.
 
-    Every row of the last dimension is cut into blocks of ``block_size`` elements, of which the last may be
-    short. ``absmax`` is the largest absolute value of a block. Elements are rounded to the nearest product of
-    ``absmax`` and a floating-point number of few bits; steps of optimizers round them stochastically.
+    Every row of the last dimension is cut into blocks of ``block_size`` elements; the last block may be
+    shorter. ``absmax`` is the largest absolute value of a block. Elements are rounded to the nearest product
+    of ``absmax`` and a floating-point number of few bits; steps of optimizers round them stochastically.
 
     These numbers are 0, 1 and ``(1 + j/k) 2^-e`` with j in 0..k-1. With a sign k is 32 for e = 1..2, 16 for
     e = 3, 8 for e = 4 and 2 for e = 5..23. Without one k is 32 for e = 1..2, 8 for e = 3..16 and 4 for
@@ -250,7 +250,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
 
 
 def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
-    """Numbers that `quantize_blockwise` rounded to: entries of the code book times scales of blocks.
+    """Returns the numbers that `quantize_blockwise` rounded to: entries of the code book times block scales.
 
     Args:
         codes: uint8, ``[..., n]``.
@@ -263,7 +263,7 @@ def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, s
 
     Raises:
         ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.
-        TypeError: for codes that are not uint8.
+        TypeError: for quantized values that are not uint8.
     """
     return _oxidion.dequantize_blockwise(_given(codes), _given(absmax), block_size, signed, stream_of(codes))
 
@@ -299,11 +299,11 @@ def muon(
     ``max(‖·‖_F, eps)`` and iterates in bfloat16.
 
     ``params`` and ``muon_momentum_bufs`` are written in place; gradients are read, and ``.grad`` is neither
-    read nor written. Hooks of optimizers are not called. The plan of the step is made anew at each call: an
+    read nor written. Hooks of optimizers are not called. The plan of the step is rebuilt at each call: an
     optimizer keeps it.
 
     Args:
-        params: matrices ``[m, n]`` or stacks ``[..., m, n]``, of which none shares memory with another.
+        params: matrices ``[m, n]`` or stacks ``[..., m, n]`` that do not share memory.
         grads: their gradients, of the same shapes and dtypes.
         muon_momentum_bufs: their momenta, of the same shapes: averages of gradients, zeros at the start.
         foreach: accepted for compatibility; there is one implementation.

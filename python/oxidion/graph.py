@@ -21,18 +21,18 @@ class CudaGraphOptimizer(Optimizer):
     """Takes the steps of an optimizer by replaying a CUDA graph.
 
     The first ``warmup_steps`` steps are ordinary ones. The next is captured and replayed, and those after it
-    are replays. Before each the launches of the graph get what they are told anew: learning rates, decay,
-    betas and other scalars of the groups, the step's number, the scale of a ``GradScaler``, and where the
-    gradients are. So schedulers work as without a graph, and ``zero_grad`` may set gradients to None (but for
-    GaLore and APOLLO, whose gradients have to stay where they are). What is fixed by the capture: which
-    parameters have gradients, settings that shape the plan, and what products of libtorch are told (the
-    epsilon of an orthonormalization).
+    are replays. Before each of them the launches of the graph get new arguments: learning rates, decay, betas
+    and other scalars of the groups, the step's number, the scale of a ``GradScaler``, and the addresses of
+    the gradients. So schedulers work as without a graph, and ``zero_grad`` may set gradients to None (but for
+    GaLore and APOLLO, whose gradients have to keep their memory). The capture fixes which parameters have
+    gradients, the settings that shape the plan, and the arguments of libtorch's products (the epsilon of an
+    orthonormalization).
 
     ``param_groups``, ``state`` and whatever else is not named here are those of the optimizer. A step in
     which GaLore computes a basis is taken without the graph, and so are all steps with ``orth_method="svd"``
     and those of APOLLO with ``stochastic_rounding`` or ``master_weights``. Parameters, states and groups are
-    written in place as the optimizer does. Where libtorch computes in the place of a kernel all steps are
-    ordinary ones, which a warning says. Call `release` before ``torch.distributed.destroy_process_group``,
+    written in place as the optimizer does. Where libtorch computes instead of a kernel, all steps are
+    ordinary ones, and a warning says so. Call `release` before ``torch.distributed.destroy_process_group``,
     and after changing the optimizer itself.
 
     Args:
@@ -85,7 +85,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def grad_scale(self) -> Any:
-        """Loss scale that a ``GradScaler`` tells the optimizer."""
+        """Loss scale that a ``GradScaler`` passes to the optimizer."""
         return self.optimizer.grad_scale  # type: ignore[attr-defined]
 
     @grad_scale.setter
@@ -159,7 +159,7 @@ class CudaGraphOptimizer(Optimizer):
                     )
 
     def release(self) -> None:
-        """Waits for the device and drops the graph; the next steps are warm-up, then one is captured anew."""
+        """Waits for the device and drops the graph; another is captured after the next warm-up steps."""
         self._replay.release()
 
     @override

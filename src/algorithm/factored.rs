@@ -2,7 +2,7 @@
 //! dimensions of a parameter; a parameter of fewer dimensions keeps them by element.
 //!
 //! With s the squares plus ε, R and C their running means over columns and rows, and S that over all: 1/√V = √S/(√R·√C).
-//! S is the mean of R and of C; kept beside them, it needs no sum over what others store.
+//! S is the mean of R and of C; stored with them, it needs no sum over the elements on other ranks.
 
 use super::stage::{Buffers, UnitIo};
 use crate::error::Result;

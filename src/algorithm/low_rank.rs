@@ -26,7 +26,7 @@ pub(super) const OPTIONS: [&str; 8] = [
 /// The states that all of them have, in this order.
 pub(super) const MOMENTUM: usize = 0;
 pub(super) const VARIANCE: usize = 1;
-/// Moments that lie with the owners of matrices where it is asked for (`LowRank::is_owned`).
+/// Moments that are owner-sharded (ZeRO-1) on request (`LowRank::is_owned`).
 pub(super) const OWNED: [usize; 2] = [MOMENTUM, VARIANCE];
 
 /// Sides of a matrix that are projected.
@@ -58,7 +58,7 @@ pub(super) struct LowRank {
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
     storage: StateStorage,
-    /// True if moments of which several processes would have the same lie with the owners of matrices.
+    /// True if moments that would be replicated on several processes are owner-sharded (ZeRO-1) instead.
     owned: bool,
 }
 
@@ -91,8 +91,8 @@ impl LowRank {
         })
     }
 
-    /// Tests whether the moments of these matrices lie with the owners: where each would be with several, as a side that is
-    /// projected is cut or there are copies of the parameters.
+    /// Tests whether the moments of these matrices are owner-sharded. They are where they would be replicated otherwise,
+    /// as a projected side is sharded or there are replicas of the parameters.
     pub(super) fn is_owned(&self, class: &UnitShape, sides: &[Side]) -> bool {
         let is_cut = sides.iter().any(|side| class.num_shards[side.index()] > 1);
         self.owned && !class.alone && (is_cut || class.copies)

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn factor_has_the_documented_values() {
-        // (variant, 4096 x 1024, 1024 x 4096), by hand: sqrt(4) = 2, 0.2 * sqrt(4096) = 12.8.
+        // (variant, 4096 x 1024, 1024 x 4096), computed manually: sqrt(4) = 2, 0.2 * sqrt(4096) = 12.8.
         let table = [
             (LrScale::None, 1.0, 1.0),
             (LrScale::SpectralNorm, 2.0, 0.5),

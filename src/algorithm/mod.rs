@@ -79,8 +79,8 @@ pub trait Algorithm: Debug + Send + Sync {
         true
     }
 
-    /// Orientation of matrices whose rows and columns are sharded over so many processes: true for the transpose,
-    /// `None` where it does not depend on that.
+    /// Orientation of matrices whose rows and columns are sharded over the given numbers of processes: true for the
+    /// transpose, `None` where it does not depend on the sharding.
     fn orientation(&self, _num_shards: [usize; 2]) -> Option<bool> {
         None
     }
@@ -127,8 +127,8 @@ pub trait Algorithm: Debug + Send + Sync {
         Matrices::stacked()
     }
 
-    /// Tests whether products of libtorch read gradients in their own memory: those of a captured step have to stay
-    /// there.
+    /// Tests whether products of libtorch read gradients in their own memory: the gradients of a captured step must then
+    /// keep their addresses.
     fn multiplies_gradients(&self) -> bool {
         false
     }
@@ -145,8 +145,8 @@ pub trait Algorithm: Debug + Send + Sync {
         true
     }
 
-    /// The state that is 0 for a matrix of which the guarded parts have seen nothing yet: for those they run whether or not
-    /// the parameter is due. Equal on all processes that work on the matrix.
+    /// Index of the state that is 0 until the matrix's first refresh: until then the guarded parts run whatever `due`
+    /// returns. The state is equal on all processes that work on the matrix.
     fn seen(&self) -> Option<usize> {
         None
     }
@@ -199,7 +199,7 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Whatever libtorch or a kernel says.
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
 
-    /// Description for `explain()` of blocks whose rows and columns are sharded over so many processes.
+    /// Description for `explain()` of blocks whose rows and columns are sharded over `num_shards` processes.
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description;
 }
 
@@ -317,7 +317,7 @@ const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 /// The algorithm of what others leave.
 pub const FALLBACK: &str = "adamw";
 
-/// Structural settings of every group, of which the plan reads most itself.
+/// Structural settings of every group. The plan itself reads most of them.
 const COMMON: [&str; 10] = [
     "capturable",
     "cautious_wd",

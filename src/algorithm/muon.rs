@@ -23,7 +23,7 @@ const SCALARS: [&str; 5] = ["lr", "mu", "weight_decay", "epsilon", "muon_beta2"]
 /// The buffers of the normalization follow those of the orthonormalization.
 const NEURON_BUFFERS: usize = 2;
 
-/// Stage before the others, where momenta lie with the owners of matrices.
+/// Stage before the others, where momenta are owner-sharded (ZeRO-1).
 const LOAD: Stage = 3;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Muon {
     common: Orthonormal,
     nesterov: bool,
     neuron: Option<Neuron>,
-    /// True if momenta of which several processes would have the same lie with the owners of matrices.
+    /// True if momenta that would be replicated on several processes are owner-sharded (ZeRO-1) instead.
     owned: bool,
 }
 

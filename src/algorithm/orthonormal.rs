@@ -16,7 +16,7 @@ use crate::program::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, Hyper, Matrices, Options, ParamSpec, StateStorage, UnitShape};
 use crate::tensor::{DType, product_dtype};
 
-/// Option keys, beside those of the matrices and of the orthonormalization.
+/// Option keys in addition to those of the matrices and of the orthonormalization.
 pub(super) const OPTIONS: [&str; 2] = ["adjust_lr", "momentum_dtype"];
 
 /// The scalars that all of them have, in this order. The second is the factor of the momentum.

@@ -33,7 +33,7 @@ pub struct UnitIo<'a> {
     pub position: usize,
     /// True if its parameter has a gradient. Stages on whole matrices have those without one too.
     pub active: bool,
-    /// True if its parameter is due (`Algorithm::due`), where a part of the program waits for that.
+    /// True if the guarded parts of the program, if any, run for its parameter in this step (`Algorithm::due`).
     pub due: bool,
     /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
     pub steps: f64,
@@ -66,7 +66,7 @@ impl UnitIo<'_> {
 }
 
 impl<'a> UnitIo<'a> {
-    /// The same for a while, of which parts can be taken.
+    /// Reborrows with a shorter lifetime; parts of the result can be taken.
     pub fn reborrow(&mut self) -> UnitIo<'_> {
         UnitIo {
             param: self.param.reborrow(),
@@ -306,7 +306,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// Measurements of one step by name, each with its parameter's index. Taken only when somebody asks.
+/// Measurements of one step by name, each with its parameter's index. They are taken only on request.
 pub type Probe = BTreeMap<&'static str, Vec<(usize, f64)>>;
 
 /// The units of a stage, the bucket's buffers, and the step's common facts.
@@ -339,8 +339,8 @@ pub fn group_buffers<'s>(
     group.iter().map(|one| one.map_or_else(|| Ok(buffers.get(own)?.flat.view()), Ok)).collect()
 }
 
-/// Notes a measurement of the matrix of a unit, when somebody asked for them and all of a state of its shape is here: a part
-/// would give another number. The value is computed only then.
+/// Records a measurement of the matrix of a unit, if measurements were requested and the whole of a state of its shape is
+/// here: a part would give another number. The value is computed only then.
 ///
 /// # Errors
 /// Whatever `value` returns.
@@ -358,7 +358,7 @@ pub fn record_stored(
     }
 }
 
-/// Notes a measurement of a unit, when somebody asked for them. The value is computed only then.
+/// Records a measurement of a unit, if measurements were requested. The value is computed only then.
 ///
 /// # Errors
 /// Whatever `value` returns.

@@ -1,4 +1,4 @@
-//! Warnings about gradients of which an algorithm makes nothing, once for each parameter.
+//! Warnings about gradients that an algorithm cannot use, once for each parameter.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,7 +22,7 @@ pub(super) struct Warned {
 #[derive(Default)]
 struct Told {
     said: BTreeSet<usize>,
-    /// Numbers that are on their way to the host, nobody waiting for them.
+    /// Numbers that are being copied to the host; no thread waits for them.
     asked: Vec<Asked>,
 }
 

@@ -161,8 +161,8 @@ pub(super) fn exchange_on_device(
     })
 }
 
-/// The classes of symmetric products of which one way is chosen for all: rows, columns of the factors, matrices, and whether
-/// something is added.
+/// Returns the classes of symmetric products; each class gets one choice of kernel or fallback. A class is rows, columns of
+/// the factors, number of matrices, and whether something is added.
 #[pyfunction]
 pub(super) fn symmetric_classes() -> Vec<(usize, usize, usize, bool)> {
     kernels::ProductClass::all().into_iter().map(|c| (c.rows, c.depth, c.count, c.adds)).collect()
@@ -175,9 +175,9 @@ pub(super) fn set_symmetric_wins(device: usize, wins: Vec<Option<bool>>) {
     kernels::set_measured(device, wins);
 }
 
-/// `out <- A Aᵀ`, plus `addend` if given, of bfloat16 or float16 `[count, rows, columns]` on a device by the kernel that steps
-/// would use, whether it is the faster way or not; by that of warpgroups in so many blocks where `blocks` is given. False where
-/// there is none.
+/// Computes `out <- A Aᵀ`, plus `addend` if given, of bfloat16 or float16 `[count, rows, columns]` on a device. Uses the
+/// kernel that steps would use, even where it is slower than the fallback, or the warpgroup kernel in `blocks` blocks if
+/// given. Returns false where there is no kernel.
 #[pyfunction]
 #[pyo3(signature = (device, stream, out, a, addend=None, blocks=None))]
 pub(super) fn symmetric_product_on_device(

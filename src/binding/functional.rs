@@ -1,4 +1,4 @@
-//! Orthonormalization and block-wise codes as functions, on NumPy arrays and on tensors.
+//! Orthonormalization and block-wise quantization as functions, on NumPy arrays and on tensors.
 
 use numpy::{PyArray, PyArrayDyn, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -25,7 +25,7 @@ use crate::threads;
 const POLAR: &[&str] = &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"];
 /// Sources of the kernels of orthonormal columns: libtorch computes them.
 const COLUMNS: &[&str] = &[];
-/// Sources of the kernels of codes.
+/// Sources of the kernels of 8-bit quantization.
 const CODES: &[&str] = &["updates.cu", "coded.cu"];
 
 /// Kind of the object that came from Python, which decides how a result is sent back.
@@ -177,7 +177,7 @@ fn orthonormal_columns<'py>(
     give(py, &result, &form)
 }
 
-/// Copies codes into a contiguous tensor of their own.
+/// Copies quantized values into a contiguous tensor of their own.
 fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<Taken> {
     let wrong = |e: tch::TchError| PyValueError::new_err(e.to_string());
     if let Ok(array) = codes.extract::<PyReadonlyArrayDyn<'_, u8>>() {
@@ -210,7 +210,8 @@ fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
     Ok(shape)
 }
 
-/// Codes and scales of blocks along the last dimension. `stream` is torch's current one where `x` is on a device.
+/// Returns the quantized values and the scales of blocks along the last dimension. `stream` is torch's current one where
+/// `x` is on a device.
 #[pyfunction]
 #[pyo3(signature = (x, block_size, signed, stream=0))]
 fn quantize_blockwise<'py>(
@@ -236,7 +237,7 @@ fn quantize_blockwise<'py>(
     Ok((give(py, &codes, &for_codes)?, give(py, &scales, &for_scales)?))
 }
 
-/// Values that codes and scales stand for, in float32. `stream` is torch's current one where they are on a device.
+/// Dequantizes quantized values with their scales to float32. `stream` is torch's current one where they are on a device.
 #[pyfunction]
 #[pyo3(signature = (codes, absmax, block_size, signed, stream=0))]
 fn dequantize_blockwise<'py>(

@@ -11,7 +11,7 @@ use crate::tensor::DType;
 
 /// The gradient of a parameter, as far as this process holds it.
 pub(super) enum Gradient {
-    /// It lies as the parameter does, or is a sum along these axes of which this process holds a contribution.
+    /// It has the parameter's layout, or is a sum along these axes, to which this process holds a contribution.
     Ready { local: Tensor, added: Vec<usize> },
     /// It is of this type and has to be redistributed.
     Misplaced(Kind),

@@ -51,7 +51,7 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     Ok(GroupSpec { algorithm, options })
 }
 
-/// Place of the parameters of a group without tensors, as of a simulated mesh: its key "device" tells.
+/// Reads the place of the parameters of a group without tensors, as of a simulated mesh, from its key "device".
 pub(super) fn place(group: &Bound<'_, PyDict>) -> PyResult<Place> {
     let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
     let there = |number| Place { device: Device::Cuda(number), matrix_units: true, multiprocessors: 0 };
@@ -86,7 +86,7 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
     }
 }
 
-/// A list of the elements of a sequence: the length that an object tells may be any.
+/// Returns a list of the elements of a sequence: the length that an object reports may be wrong.
 fn listed<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
     value.py().get_type::<PyList>().call1((value,))?.cast_into().map_err(Into::into)
 }

@@ -99,11 +99,11 @@ fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
     Ok(if strided { Placement::Strided(dim) } else { Placement::Shard(dim) })
 }
 
-/// Layout of a gradient beside its parameter's.
+/// Layout of a gradient compared with its parameter's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GradientLayout {
-    /// The parameter's, but along these axes of its mesh the parameter is replicated and the gradient a sum of which each
-    /// rank holds a contribution.
+    /// The parameter's, except that along these axes of its mesh the parameter is replicated and each rank holds a
+    /// contribution to the gradient.
     Like(Vec<usize>),
     /// Other placements on the parameter's mesh.
     Other,
@@ -154,7 +154,7 @@ fn is_sum(placement: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// among them, and whether the gradients are equal on all of them.
 pub(super) type ReplicaHandle = (String, Vec<u64>, usize, bool);
 
-/// The axes that the user passed beside those of the parameters.
+/// The axes that the user passed in addition to those of the parameters.
 #[derive(Default, FromPyObject)]
 pub(super) struct Meshes {
     #[pyo3(attribute)]
@@ -166,12 +166,12 @@ pub(super) struct Meshes {
 }
 
 impl Meshes {
-    /// Adds the replicas to a parameter's layout, and says of every dimension that an axis shards whether that is the outer
-    /// one, when the user named the axes.
+    /// Adds the replicas to a parameter's layout. If the user named the axes, returns for every sharded dimension whether
+    /// the outer axis shards it.
     ///
     /// # Errors
-    /// The text of a complaint and the way out: an axis shards the parameter that is not one of those named, or one that
-    /// should hold copies of it.
+    /// The error text and a hint, for an axis that shards the parameter but is not one of those named, or should hold
+    /// replicas of it.
     pub(super) fn complete(&self, layout: &mut Layout) -> Result<Vec<(usize, bool)>, (String, &'static str)> {
         let mut named = Vec::new();
         if self.outer.is_some() || self.inner.is_some() {

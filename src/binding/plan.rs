@@ -316,10 +316,11 @@ impl PyPlan {
         self.plan.params.iter().map(|m| m.spec.stream).collect()
     }
 
-    /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
-    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, of codes the elements
-    /// of a block and whether they are signed, else None, whether it may be codes, and of one that lies with the owners of matrices the blocks
-    /// that are here, as offset, rows, columns and distance of rows in the whole state, with the ranks of each axis, else None.
+    /// Returns a dict for each state, by parameter. It has role, dtype, global shape, (start, length) of the stored part by
+    /// dimension, the seed of a normal start or None, and for each axis of its mesh the dimension that is sharded or None.
+    /// A quantized state has its block length and whether it is signed, others None; next is whether it may be quantized.
+    /// An owner-sharded state has the blocks that are here, as offset, rows, columns and row stride in the whole state,
+    /// with the ranks of each axis; others None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {

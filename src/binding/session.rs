@@ -115,9 +115,9 @@ impl PySession {
         })
     }
 
-    /// Starts a step with the gradients and live scalars of `groups`. False, with nothing done, when parameters,
-    /// states or structural settings are not those that were bound: plan and bind anew. `streams` are torch's current ones
-    /// on the devices of `Plan.arena_parts`.
+    /// Starts a step with the gradients and live scalars of `groups`. Returns false, with nothing done, when parameters,
+    /// states or structural settings are not those that were bound: the caller then plans and binds again. `streams` are
+    /// torch's current ones on the devices of `Plan.arena_parts`.
     #[pyo3(signature = (groups, state, grad_factor, num_threads, streams=Vec::new()))]
     fn begin(
         &self,
@@ -187,7 +187,7 @@ impl PySession {
         local.py().enter(move || self.lock()?.place_gradient(at, &tensor))
     }
 
-    /// The parameters of which the ranks of an axis hold copies.
+    /// Returns the parameters that are replicated on the ranks of an axis.
     fn copies(&self, ranks: Vec<u64>) -> Vec<usize> {
         let params = self.plan.params.iter().enumerate();
         params.filter(|(_, param)| param.layout.copied_on(&ranks)).map(|(at, _)| at).collect()
@@ -376,7 +376,7 @@ impl PySession {
         Ok(Some((params, live)))
     }
 
-    /// Looks at a parameter of which the fast path does not know enough.
+    /// Checks a parameter for which the fast path does not suffice.
     fn look_closely(&self, py: Python<'_>, at: usize, object: &Bound<'_, PyAny>) -> PyResult<Look> {
         if !self.local_is_bound(object, at)? {
             return Ok(Look::Changed);

@@ -101,7 +101,7 @@ fn elsewhere(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyErr> {
 
 /// The owner of a tensor. The caller keeps the object for as long as it uses the owner.
 pub(super) fn owner(object: &Bound<'_, PyAny>) -> Owner {
-    // SAFETY: a tensor's object is longer than four words; `PySession` keeps it beside the session that has the owner.
+    // SAFETY: a tensor's object is longer than four words; `PySession` keeps it as long as the session that has the owner.
     unsafe { Owner::new(object.as_ptr().cast()) }
 }
 
@@ -119,8 +119,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Records the entries of a state dict of dicts that are the bound `states` of `params`. `keep` gets all of them: their
-    /// addresses stay theirs as long as it keeps them.
+    /// Records the entries of a state dict of dicts that are the bound `states` of `params`. `keep` gets all of them: no
+    /// other object can get their addresses as long as it keeps them.
     pub(super) fn of(
         state: &Bound<'_, PyDict>,
         params: &[Py<PyAny>],
@@ -162,7 +162,7 @@ impl Known {
                 prefetch(*ahead);
             }
             if let Some((_, ahead, _)) = self.owners.get(number + DICTS_AHEAD / 2) {
-                // SAFETY: it is one of the dicts that are kept alive, none of which is shorter than this.
+                // SAFETY: it is one of the dicts that are kept alive, and no dict is shorter than this.
                 let keys = unsafe { (*ahead as *const usize).add(DICT_KEYS).read() };
                 prefetch(keys);
                 prefetch(keys.wrapping_add(64));
@@ -309,8 +309,9 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
     index as u64
 }
 
-/// Converts numbers from or to codes of the signed or unsigned book, in blocks of so many elements along the last dimension,
-/// on the device which the thread has entered. The tensors (codes, scales, numbers) are the caller's alone.
+/// Quantizes (`to`) or dequantizes with the signed or unsigned codebook, in blocks of `block` elements along the last
+/// dimension, on the device which the thread has entered. The tensors (quantized values, scales, numbers) are used by the
+/// caller alone.
 ///
 /// # Errors
 /// `Error::Internal` for tensors that are not contiguous.

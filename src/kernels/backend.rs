@@ -189,7 +189,7 @@ pub(super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(
     scratch_mut(elements, dtype, device).map(|(room, all)| (room, all.into_view()))
 }
 
-/// As [`scratch`], to be written by operations that are told so.
+/// Allocates scratch memory as [`scratch`] does, with a writable view.
 #[cfg(not(feature = "cuda"))]
 pub(super) fn scratch_mut(
     elements: usize,

@@ -11,7 +11,7 @@ use super::{Copy, Messages};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 
-/// A thread's stay on a device: there is none.
+/// Guard of a thread that has entered a device: a no-op in builds without CUDA.
 #[derive(Debug)]
 pub struct Entered;
 

@@ -74,7 +74,7 @@ fn views<'s>(sums: &'s [FlatViewMut<'_>]) -> Vec<FlatView<'s>> {
     sums.iter().map(FlatViewMut::view).collect()
 }
 
-/// The sums of jobs, of which units have so many each, added by libtorch.
+/// Adds up the sums of jobs by libtorch. Each unit has the number of jobs in `counts`.
 fn add_up_there<const N: usize>(
     call: &Pass<'_>,
     factor: f64,
@@ -262,8 +262,8 @@ pub fn measured_squares(x: &FlatView<'_>) -> Result<f64> {
     Ok(f64::try_from(wide.f_dot(&wide)?)?)
 }
 
-/// Does work of which a replay of a captured step repeats every part as it was captured: products of libtorch, with the
-/// kernels between them. It must not depend on what changes from step to step.
+/// Runs work that a replay of a captured step repeats exactly as it was captured: products of libtorch, with the kernels
+/// between them. The work must not depend on what changes from step to step.
 ///
 /// # Errors
 /// Whatever the work returns.

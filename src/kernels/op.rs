@@ -29,9 +29,9 @@ pub enum Content {
     Param,
     /// Numbers of their type.
     Plain,
-    /// A state of either sign, which may be codes.
+    /// A state of either sign, which may be quantized.
     Signed,
-    /// A state without negative numbers, which may be codes.
+    /// A state without negative numbers, which may be quantized.
     Unsigned,
 }
 
@@ -134,7 +134,7 @@ pub trait Operation: Sync {
     fn call(&self, kernel: &'static Kernel) -> Pass<'_>;
 }
 
-/// An elementwise formula on `N` operands, of which `R` are only read and `W` written, with `S` sums of products.
+/// An elementwise formula on `N` operands (`R` only read, `W` written), with `S` sums of products.
 pub trait Formula<const N: usize, const R: usize, const W: usize, const S: usize = 0>: Operation {
     /// Its kernel.
     const KERNEL: &'static Kernel;
@@ -172,7 +172,7 @@ pub(super) fn record<
     })
 }
 
-/// A call of a kernel: its arguments beside the operands.
+/// A call of a kernel: its arguments except the operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     /// The kernel, without what says how many jobs it takes.
@@ -200,14 +200,14 @@ pub(super) type ScaleMoments<'a> = [FlatView<'a>; 3];
 /// Call of a pass over the rows of matrices.
 #[derive(Clone, Debug)]
 pub struct RowPassCall<'a> {
-    /// The kernel and what it is told.
+    /// The kernel and its arguments.
     pub(super) pass: Pass<'a>,
     /// The moments that scale every job; none where the operation has no scales.
     pub(super) scales: [Vec<ScaleMoments<'a>>; 2],
 }
 
 impl<'a> Pass<'a> {
-    /// Returns the call of a kernel with these scalars, of which those with a true follow the learning rate.
+    /// Returns the call of a kernel with these scalars. A scalar with `true` follows the learning rate.
     pub(super) fn new<const N: usize>(kernel: &'static Kernel, args: [(f64, bool); N]) -> Self {
         const { assert!(N <= MOST_SCALARS) };
         debug_assert_eq!(N, kernel.scalars.len(), "{}", kernel.name);

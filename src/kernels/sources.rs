@@ -63,7 +63,7 @@ static SYMMETRIC_WGMMA: Source = Source {
     when: symmetric::GROUPS,
     seconds: 4.1,
 };
-/// Elementwise passes over codes of blocks and numbers that are rounded at random.
+/// Elementwise passes over block-quantized values and stochastically rounded numbers.
 static CODED: Source = Source {
     name: "coded.cu",
     text: include_str!("cuda/src/coded.cu"),

@@ -92,8 +92,8 @@ fn with_basis(
     Ok(report)
 }
 
-/// Relative rounding, on average, of the elements of a matrix that is stored in a type: a quarter of a unit in the last
-/// place, or of a step between codes; in 16 bits a third of a unit, as these may be rounded at random.
+/// Relative rounding, on average, of the elements of a matrix that is stored in a type. It is a quarter of a unit in the last
+/// place, or of a step between quantized values. In 16 bits it is a third of a unit, as these may be rounded stochastically.
 #[must_use]
 pub fn stored_epsilon(dtype: DType) -> f64 {
     match dtype {
@@ -128,7 +128,7 @@ fn depends(inverse: &Inverse, epsilon: f64, rounding: Rounding) -> bool {
     !norms.iter().all(|norm| norm * size < bound)
 }
 
-/// Clears the columns of bases of which the columns of X depend on those before them.
+/// Clears the basis columns for which the column of X depends on those before it.
 fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: Rounding) -> Result<()> {
     for index in 0..x_bmr.size()[0] {
         let mut one = q_bmr.f_select(0, index)?;
@@ -174,7 +174,7 @@ pub fn orthonormal_or_zero(
     with_basis(p_bmr, method, sketch, Some(rounding))
 }
 
-/// [`orthonormal_or_zero`] where the host is told nothing of the matrices, which are products of one with this rounding.
+/// Computes [`orthonormal_or_zero`] without reads by the host. The matrices are products of one with this rounding.
 fn on_device(p_bmr: &mut Tensor, method: QrMethod, stored: f64) -> Result<()> {
     let (b, m, r) = p_bmr.size3()?;
     match p_bmr.f_kind()? {

@@ -1,4 +1,4 @@
-//! Columns of a matrix that depend on those before them, as far as their rounding tells.
+//! Columns of a matrix that depend on those before them, up to their rounding.
 //!
 //! X = matrix `[m, r]` with m >= r, Q its orthonormal basis, `X = Q·T` with T upper triangular, ε the relative rounding of X.
 
@@ -116,7 +116,7 @@ fn factor(unit_mr: &Tensor, q_mr: &Tensor, epsilon: f64) -> Result<Option<Tensor
     Ok(Some(t_rr))
 }
 
-/// The first column of which the column of T⁻¹ has at least this norm.
+/// Returns the first column for which the column of T⁻¹ has at least this norm.
 fn first_dependent(t_rr: &Tensor, bound: f64) -> Result<Option<usize>> {
     let transposed_rr = t_rr.f_tr()?;
     // Forwards, so that nothing behind a column is in its number.

@@ -10,8 +10,8 @@ use super::random::{Key, fill_normal};
 use super::symmetric::Symmetric;
 use crate::error::Result;
 
-/// Directions below so many roundoffs of the largest eigenvalue, times the longer side of the matrices that were summed,
-/// are not determined: rounding in them is that large.
+/// Number of roundoffs of the largest eigenvalue, times the longer side of the summed matrices, below which an eigenvalue is
+/// rounding. The directions of such eigenvalues are not determined.
 const ROUNDOFFS: f64 = 16.0;
 
 /// Numbers that complete a basis, the same on every layout.

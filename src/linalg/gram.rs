@@ -2,8 +2,8 @@
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
 //!
-//! With `R = X Xᵀ` a step is `P = a I + b R + c R²`, `X <- P X`, `R <- P R P`, and all factors commute: their product
-//! is gathered in a `k x k` matrix and applied to `X` once. A *restart* applies it earlier and computes `R` anew.
+//! With `R = X Xᵀ` a step is `P = a I + b R + c R²`, `X <- P X`, `R <- P R P`, and all factors commute: their product is
+//! gathered in a `k x k` matrix and applied to `X` once. A *restart* applies it earlier and recomputes `R`.
 
 use tch::Tensor;
 
@@ -52,7 +52,7 @@ pub fn require_positive(rows: &[[f64; 3]]) -> Result<()> {
     }
 }
 
-/// The steps before which the Gram matrix is computed anew, in ascending order.
+/// Returns the steps before which the Gram matrix is recomputed, in ascending order.
 ///
 /// Rounding gives a Gram matrix of norm 1 spurious eigenvalues of either sign and of about `unit_roundoff` in size,
 /// where the true ones are smaller. A negative one is not drawn towards 1: with `p(r) = a + b r + c r²`, `b < 0`, a

@@ -206,7 +206,7 @@ fn largest_singular_values_in_bfloat16_are_those_of_the_standard_form() {
 fn preconditioners_in_bfloat16_see_the_whole_gram_matrix() {
     for polynomial in [&POLAR_EXPRESS_FAST, &AOL] {
         for (m, n) in [(40, 160), (160, 40), (200, 500)] {
-            // One row is small: nothing of it may be lost beside the others.
+            // One row is small and must not be lost among the others.
             let x = gradient(m, n, 5);
             let _ = x.get(0).get(3).f_mul_scalar_(0.02).unwrap();
             let wide = run_with(&x, polynomial, &[], 0.0);

@@ -18,8 +18,8 @@ use crate::kernels::{self, Kernel, has_symmetric_product};
 use crate::tensor::{DType, FlatView, FlatViewMut};
 use crate::threads;
 
-/// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
-/// call, large ones stay in the cache through all steps.
+/// Maximum elements of matrices that libtorch computes together: small matrices share the cost of a call, large ones remain
+/// in the cache through all steps.
 const GROUP_ELEMENTS: i64 = 1 << 17;
 /// Matrices with a shorter short side would leave most of a tile empty, as those of low-rank adapters: 200 of 8 x 1024 and
 /// 1024 x 8 take 17 ms by libtorch and 37 ms by tiles on one thread.
@@ -74,7 +74,7 @@ fn to_usize(n: i64) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
-/// Symmetric matrices beside a matrix `m x n`, and elements of the copy that is kept of it.
+/// Returns the number of symmetric matrices that a matrix `m x n` needs, and the elements of the copy that is kept of it.
 fn beside([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
     (if in_gram_form { 4 } else { 2 }, if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 })
 }
@@ -252,7 +252,7 @@ impl Iteration<'_> {
         let (b, m, n) = x_bmn.size3()?;
         let (dtype, kind) = (self.product, self.product.kind());
         let scratch = &scratch.f_view_dtype(kind)?;
-        // The guard reads a norm, and nobody waits for a device.
+        // The guard reads a norm, so it is off on a device: the host would have to wait.
         let guarded =
             matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some() && !kernels::on_device();
         let (steps, start) = plan(self.polynomial);

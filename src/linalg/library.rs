@@ -56,7 +56,7 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Elements of memory that `g` matrices need with so many symmetric ones beside each.
+    /// Returns the elements of memory that `g` matrices need with `squares` symmetric ones each.
     pub(super) fn elements(g: i64, [m, n]: [i64; 2], squares: i64) -> i64 {
         let k = m.min(n);
         g * (m * n + squares * k * k)

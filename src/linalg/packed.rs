@@ -16,7 +16,7 @@ type Held = Option<usize>;
 
 /// One matrix and its workspace.
 ///
-/// A symmetric matrix is `D + s I`, of which `D` is in memory. In bfloat16 a product has the `s` that is usual on its diagonal:
+/// A symmetric matrix is `D + s I`, with only `D` in memory. In bfloat16 a product has the `s` that is usual on its diagonal:
 /// a diagonal is far larger than the rest, and rounding it is most of the error of the Gram form. Largest singular values are
 /// 1.150 without `s` and 1.142 with it where exact ones are 1.141.
 pub(super) struct Packed<'a> {
@@ -92,7 +92,7 @@ fn rows(square: FlatView<'_>, k: usize) -> Operand<'_> {
     Operand { x: square.into(), count: k, inner: k, steps: [k, 1] }
 }
 
-/// Multiples of which the parts of a workspace are, in bytes.
+/// Alignment of the parts of a workspace, in bytes.
 const ALIGN: usize = 64;
 
 /// The range in parts of about the same size, none longer than `most`.
@@ -121,7 +121,7 @@ fn blocked(kernel: Kernel) -> bool {
 }
 
 impl<'a> Packed<'a> {
-    /// Elements of memory that a matrix of this shape needs with so many symmetric matrices beside it.
+    /// Returns the elements of memory that a matrix of this shape needs with `squares` symmetric matrices.
     pub(super) fn elements(kernel: Kernel, shape: [usize; 2], squares: usize) -> usize {
         let [left, right, square] = parts(kernel, shape);
         left + right + squares * square

@@ -1,9 +1,9 @@
-//! The products that an iteration is made of, whoever computes them.
+//! The products that an iteration is made of, for each backend.
 
 use crate::error::Result;
 
-/// A matrix `X` (or a group of them), with symmetric `k x k` matrices beside it that are known by number; `k` is its
-/// short side. All symmetric matrices of an iteration are polynomials of one, so they commute.
+/// A matrix `X` (or a group of them) with its symmetric `k x k` matrices, which are known by number; `k` is its short side.
+/// All symmetric matrices of an iteration are polynomials of one, so they commute.
 pub(super) trait Products {
     /// `S[out] <- X Xᵀ`, by the short side.
     fn gram(&mut self, out: usize) -> Result<()>;

@@ -80,7 +80,7 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
         return Ok(None);
     }
     if double && matches!(source, Source::Sketch(..)) {
-        // Orthogonal to λ₁/λ roundoffs only, of which float32 sees nothing.
+        // The vectors are orthogonal to λ₁/λ roundoffs only, an error that float32 does not resolve.
         vectors_dr = Tensor::f_linalg_qr(&vectors_dr, "reduced")?.0;
     }
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]

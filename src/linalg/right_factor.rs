@@ -1,4 +1,4 @@
-//! Right factors of low rank with orthonormal columns, beside columns that are kept.
+//! Right factors of low rank with orthonormal columns, next to columns that are kept.
 //!
 //! R = matrix `[n, r]` with n >= r, B = matrices in the batch.
 
@@ -13,13 +13,13 @@ use crate::tensor::to_i64;
 /// Share of its length that a kept column has of its own, at least, to be made orthogonal to the others: less is rounding.
 const OWN: f64 = 1.0 / 1024.0;
 
-/// Makes of every matrix of `r_bnr`, `[B, n, r]` with `n >= r`, the Q factor of its live columns, in their order and with a
-/// positive diagonal, in place. `live_br` is 0 for the others, which are kept: they are no part of the factorization, lose what
-/// they have of the new ones and get length 1. One that has next to nothing of its own stays as it is, as do all where no column
-/// is live.
+/// Replaces the live columns of every matrix of `r_bnr`, `[B, n, r]` with `n >= r`, by their Q factor, in place, in their
+/// order and with a positive diagonal. `live_br` is 0 for the other columns, which are kept. These are no part of the
+/// factorization, lose their components along the new columns and get length 1. A kept column with next to nothing of its own
+/// is unchanged, as are all columns where none is live.
 ///
-/// A live column that depends on those before it, as its rounding tells, would get a direction that is made up. It is divided
-/// by its length instead.
+/// A live column that depends on those before it, up to its rounding, would get an arbitrary direction. It is divided by its
+/// length instead.
 ///
 /// # Errors
 /// Whatever libtorch or a kernel says.
@@ -72,7 +72,7 @@ fn positive(r_bnr: &Tensor, rounding: Rounding) -> Result<(Tensor, Report)> {
     Ok((unit_bnr.f_where_self(&lost_b1r, &signed_bnr)?.f_to_kind(kind)?, report))
 }
 
-/// [`right_factor`] of matrices of which some columns are dead: these come last. On the host one matrix.
+/// Computes [`right_factor`] of matrices with some dead columns, which are moved to the end. On the host it takes one matrix.
 fn among(r_bnr: &mut Tensor, live_br: &Tensor, rounding: Rounding) -> Result<Report> {
     let kind = r_bnr.f_kind()?;
     let dead_br = live_br.f_logical_not()?.f_to_kind(Kind::Int)?;

@@ -104,9 +104,8 @@ impl Omega {
     }
 }
 
-/// The `rank` largest eigenvalues of M, as far as its sketch `Y = M Ω` tells them, and their eigenvectors `[d, rank]`:
-/// those of `Y (Ωᵀ Y)⁻¹ Yᵀ`.
-/// None where that does not decompose; on a device the vectors are NaN then.
+/// Returns the `rank` largest eigenvalues of M, as estimated from its sketch `Y = M Ω`, and their eigenvectors `[d, rank]`:
+/// those of `Y (Ωᵀ Y)⁻¹ Yᵀ`. Returns `None` where that does not decompose; on a device the vectors are NaN then.
 ///
 /// With a shift ν, `M + ν` stands for M: `Ωᵀ Y = L Lᵀ`, `F = Y L⁻ᵀ`, `Fᵀ F = V Λ Vᵀ`; eigenvalues Λ - ν, vectors
 /// `F V Λ^(-1/2)`.

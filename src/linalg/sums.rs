@@ -69,8 +69,8 @@ fn operand(matrix: &Tensor) -> Result<Operand<'_>> {
     Ok(Operand { x: x.into(), count, inner, steps })
 }
 
-/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of
-/// the whole matrix is made; and with each true if it is stored as its transpose. On a device there is one part.
+/// Passes parts `[d, w]` of the columns of `A` to `work` in float64, one after the other, of about `bytes` bytes, so that the
+/// whole matrix is never copied. The flag is true if a part is stored as its transpose. On a device there is one part.
 pub(super) fn in_float64(
     a_de: &Tensor,
     bytes: i64,

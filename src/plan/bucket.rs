@@ -59,7 +59,7 @@ pub struct Bucket {
     pub shape: UnitShape,
     /// Number of the parameters' dimensions before those of the matrices; none for elements.
     pub leading: Option<usize>,
-    /// The side that splits the parameters into blocks of which every process stores whole ones.
+    /// The side that splits the parameters into blocks such that every process stores whole blocks.
     pub whole: Option<Side>,
     /// Units, sorted by owner, then in parameter order.
     pub units: Vec<Unit>,
@@ -73,11 +73,11 @@ pub struct Bucket {
     pub joined: Vec<(Vec<usize>, Axis)>,
     /// True if blocks are parameters that are taken whole.
     pub whole_parameter: bool,
-    /// The axes along which such parameters are copied, in a regular mesh: sums may go along them too, with one copy's
-    /// contributions.
+    /// The axes along which such parameters are replicated, in a regular mesh: sums may extend over them too, with one
+    /// replica's contributions.
     pub copies: Vec<Axis>,
-    /// Number of processes over which the leading dimensions are sharded, each of which has whole matrices of its own;
-    /// for elements, the number over which the parameters are sharded.
+    /// Number of processes over which the leading dimensions are sharded, each with whole matrices of its own; for
+    /// elements, the number over which the parameters are sharded.
     pub stacks: usize,
     /// Most units that any of these processes has.
     pub widest: usize,

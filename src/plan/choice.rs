@@ -1,4 +1,4 @@
-//! Chooses by axis whether matrices stay sharded while a program runs or are gathered at owners.
+//! Chooses for each axis whether matrices remain sharded while a program runs or are gathered at owners.
 
 use super::bucket::{Alternative, Bucket};
 use super::ir::{BufferShard, Redistribution, RedistributionKind};

@@ -11,11 +11,11 @@ use crate::tensor::DType;
 pub(super) struct CoalescedCollective {
     /// The redistributions, each with its bucket.
     pub(super) redistributions: Vec<(usize, Redistribution)>,
-    /// The axis that it goes along.
+    /// The axis over which it communicates.
     pub(super) axis: Axis,
-    /// The ranks of the axes of the mesh that it goes along.
+    /// The ranks of the axes of the mesh over which it communicates.
     pub(super) lines: Vec<Vec<u64>>,
-    /// The type that travels in a message of several buffers.
+    /// The dtype of a message of several buffers.
     pub(super) dtype: DType,
     /// Number of the common message among those of the coalesced buckets, if the collective has one.
     pub(super) message: Option<usize>,
@@ -37,8 +37,8 @@ pub(super) struct Coalesced {
     pub(super) buckets: Vec<usize>,
     /// Bytes of the buffers and messages of each.
     pub(super) sizes: Vec<Vec<usize>>,
-    /// For each buffer whether it is scratch that may lie where the bucket's messages do: no stage runs between what puts
-    /// a message together and what takes it apart.
+    /// For each buffer whether it is scratch that may share memory with the bucket's messages: no stage runs between
+    /// packing and unpacking a message.
     pub(super) scratch: Vec<Vec<bool>>,
     /// Common messages, each as its parts: index of the bucket in `buckets`, number that the redistribution gives the
     /// part, and bytes.
@@ -192,7 +192,7 @@ fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Ve
 struct Sum<'a> {
     bucket: usize,
     redistribution: &'a Redistribution,
-    /// The axis that it goes along.
+    /// The axis over which it communicates.
     axis: Axis,
     /// The ranks of each axis of the mesh that `axis` stands for.
     lines: Vec<Vec<u64>>,
@@ -227,7 +227,7 @@ impl<'a> Sum<'a> {
         }
     }
 
-    /// The axes of copies by which this sum goes along `wide`, if it can.
+    /// Returns the axes of replicas that extend this sum to `wide`, if it can be extended.
     fn reaches(&self, wide: &Axis) -> Option<Vec<&'a Axis>> {
         let inside = |copies: &&Axis| copies.ranks.iter().all(|rank| wide.ranks.contains(rank));
         let added: Vec<&Axis> = self.copies.iter().filter(inside).collect();
@@ -250,8 +250,8 @@ impl Coalesced {
         }
     }
 
-    /// Adds a sum to a collective that goes the same way, or begins one. Where another sum goes along more ranks, of which
-    /// those beyond the own axis have copies, it goes with that, and one of the copies contributes.
+    /// Adds a sum to a collective over the same axis, or begins one. Where another sum has more ranks, and those beyond the
+    /// own axis are replicas, it joins that collective, and one of the replicas contributes.
     fn collective(&mut self, sync_point: &mut SyncPoint, sum: &Sum<'_>, all: &[Sum<'_>]) {
         if sum.redistribution.kind != (RedistributionKind::AllReduce { how: Reduction::Sum }) {
             sync_point.collectives.push(sum.alone());

@@ -70,7 +70,7 @@ impl Plan {
         self.computes.iter().zip(&each).map(cost).collect()
     }
 
-    /// Bytes of the messages that a compute instruction puts together or takes apart.
+    /// Bytes of the messages that a compute instruction packs or unpacks.
     #[allow(clippy::cast_precision_loss)] // bytes of a message
     fn message_bytes(&self, compute: &Compute) -> f64 {
         let count = compute.steps.iter().filter(|s| matches!(s, Step::Pack(_) | Step::Unpack(_))).count();
@@ -169,7 +169,7 @@ impl Plan {
         buckets.flat_map(|b| b.units.iter().map(|unit| (unit.param, b.route(&b.gathered)))).collect()
     }
 
-    /// Bytes by parameter that this process gives to collectives in a step in which nothing is due: its bucket's, in
+    /// Bytes by parameter that this process gives to collectives in a step without guarded transfers: its bucket's, in
     /// equal shares.
     #[must_use]
     pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {

@@ -14,8 +14,8 @@ use crate::program::{BufferSpec, Program};
 use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::{DType, Device};
 
-/// Buckets with all their units, in the order of their first parameter, by routes of which one matrix is within the limit of
-/// the workspace that the user gave, where there are such.
+/// Returns the buckets with all their units, in the order of their first parameter. Where possible, it takes routes on
+/// which one matrix is within the workspace limit that the user gave.
 ///
 /// # Errors
 /// Whatever an algorithm says against a shape.
@@ -102,7 +102,7 @@ pub(super) fn open(
     Ok(open.into_iter().map(|(bucket, _)| bucket).collect())
 }
 
-/// Numbers of processes over which rows and columns stay sharded where some axes are gathered.
+/// Numbers of processes over which rows and columns remain sharded where some axes are gathered.
 fn left(axes: &[BucketAxis], gathered: &[usize]) -> [usize; 2] {
     let kept = || axes.iter().enumerate().filter(|(a, _)| !gathered.contains(a)).map(|(_, axis)| axis);
     [Side::Rows, Side::Cols].map(|side| {

@@ -119,7 +119,7 @@ impl LocalState {
     }
 }
 
-/// The part of a state that lies with the owner of matrices, or of a sum what this process adds.
+/// The part of an owner-sharded state (ZeRO-1) that is here, or what this process adds to a state that is a sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     /// Index of each block that this process owns, and where its elements are in the whole state.
@@ -187,7 +187,7 @@ impl LocalState {
     #[must_use]
     pub fn shape(&self) -> Vec<usize> {
         if let Some(owned) = &self.owned {
-            // A dimension more than the whole state has: a shape tells blocks from it.
+            // One dimension more than the whole state has: the shape distinguishes blocks from the whole.
             return self.spec.shape.iter().map(|_| 1).chain([owned.numel()]).collect();
         }
         self.spans.iter().map(|(_, len)| *len).collect()
@@ -296,7 +296,8 @@ pub(super) fn whole_shard(p: &ParamSpec, leading: usize, layout: &Layout) -> Blo
     }
 }
 
-/// The side of a matrix with one dimension for each that is split into equal blocks of which every process stores whole ones: they need no communication along it.
+/// Returns the side that is split into equal blocks such that every process stores whole blocks, for matrices with one
+/// dimension per side: they need no communication along it.
 #[must_use]
 pub(super) fn whole_blocks(
     p: &ParamSpec,

@@ -93,7 +93,7 @@ pub struct ParamInput {
     pub group: usize,
     /// Place where it is worked on.
     pub place: Place,
-    /// True if the parameter takes no gradients: it gets no state and no work.
+    /// True if the parameter requires no gradient: it gets no state and no work.
     pub frozen: bool,
     /// Types (bytes as `Q8`) and global shapes of states that exist already, by role: they are taken as they are.
     pub states: BTreeMap<String, (DType, Vec<usize>)>,

@@ -1,5 +1,5 @@
-//! States that lie with the owners of matrices (`Program::owned`), and sums to which every process adds
-//! (`Program::contributed`): which blocks of them this process has.
+//! Owner-sharded states (ZeRO-1, `Program::owned`), and sums to which every process adds (`Program::contributed`): which
+//! blocks of them this process has.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement};
 use crate::spec::{Rect, Side, StateSpec};
 
-/// Gives every process the blocks of such states that it owns or adds to. `open` are the buckets with all units, also those that are
-/// stored elsewhere, `closed` those with owners.
+/// Gives every process the blocks of such states that it owns or adds to. `open` are the buckets with all units, also those
+/// that are stored elsewhere, `closed` those with owners.
 ///
 /// # Errors
-/// `Error::Internal` for a parameter of which some blocks have such states and others do not; whatever the algorithm says.
+/// `Error::Internal` for a parameter that has such states in some of its blocks only; errors of the algorithm.
 pub(super) fn settle(
     params: &mut [Param],
     algorithms: &[AnyAlgorithm],

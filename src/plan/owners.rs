@@ -42,8 +42,8 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
         axis_placements
             .extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Summed(side))));
     }
-    // In the order of the sides, whichever dimension goes along which: all buffers have their owners in one order. What goes
-    // along neither is there as a copy.
+    // In the order of the sides, also where the dimensions are swapped: all buffers have their owners in one order. A buffer
+    // is replicated along the axes of a side that shards none of its dimensions.
     for side in [Side::Rows, Side::Cols].into_iter().filter(|side| !spec.summed[side.index()]) {
         let along = spec.goes_along(side);
         let placement = if along { AxisPlacement::Sharded(side) } else { AxisPlacement::Replicated };
@@ -140,8 +140,8 @@ impl Loads {
     }
 }
 
-/// The ranks of the axes over which matrices are sharded by owner; and of those along which the others that work on a matrix
-/// beside its owner have to find the same one.
+/// The ranks of the axes over which matrices are sharded by owner; and of those along which the other processes that work
+/// on a matrix have to find the same owner.
 type Key = (Vec<Vec<u64>>, Vec<Vec<u64>>);
 
 /// Processes that have work in common with those of a bucket, and their numbers, which do not depend on the bucket.

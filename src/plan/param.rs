@@ -22,11 +22,11 @@ pub struct Param {
     pub device: Device,
     /// Index of its algorithm in the plan's list.
     pub algorithm: usize,
-    /// True if the parameter takes no gradients.
+    /// True if the parameter requires no gradient.
     pub frozen: bool,
     /// Matrices of the parameter, as far as they are stored here.
     pub shards: Vec<BlockShard>,
-    /// The side that splits the parameter into blocks of which every process stores whole ones.
+    /// The side that splits the parameter into blocks such that every process stores whole blocks.
     pub whole: Option<Side>,
     /// States of the parameter: those of its algorithm, then the scales of those that are stored in 8 bits.
     pub states: Vec<LocalState>,

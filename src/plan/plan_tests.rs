@@ -26,7 +26,7 @@ const ALGORITHMS: [&str; 12] = [
     "normuon",
 ];
 
-/// Failures that were found are tried again first, from the file beside this one.
+/// First retries the failures that were found before, from the file next to this one.
 fn saved_beside() -> ProptestConfig {
     let beside = FileFailurePersistence::WithSource("proptest-regressions");
     ProptestConfig { failure_persistence: Some(Box::new(beside)), ..ProptestConfig::default() }
@@ -328,7 +328,7 @@ proptest! {
         let stays = before.iter().zip(&after).all(|(has, needs)| needs.is_subset(has));
         let partial = matches!(from, Placement::Partial(_));
         match lower(from, to, ranks) {
-            // What is partial can be nobody's aim.
+            // No redistribution leads to a partial placement.
             None => prop_assert!(matches!(to, Placement::Partial(_)) && from != to && ranks > 1),
             Some(Collective::Nothing) => prop_assert!(ranks == 1 || from == to),
             Some(Collective::Slice) => prop_assert!(stays && !partial),

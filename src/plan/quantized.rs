@@ -1,4 +1,4 @@
-//! States of 8 bits and parameters that are rounded at random: what they need beside what an algorithm asks for.
+//! 8-bit states and parameters with stochastic rounding: what they need in addition to what an algorithm asks for.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::tensor::DType;
 /// The smallest block that is worth its scale.
 const LEAST_BLOCK: usize = 8;
 
-/// The states with the types of those that exist.
+/// Returns the states with the dtypes of those that exist.
 ///
 /// # Errors
-/// `Error::Value` for bytes where no state of 8 bits can be, and for codes without scales or scales without codes.
+/// `Error::Value` for bytes where an 8-bit state is not possible, and for 8-bit values without scales or the reverse.
 pub(super) fn taken(
     p: &ParamSpec,
     states: Vec<StateSpec>,

@@ -194,7 +194,7 @@ impl Writer<'_> {
                             level: self.held[buffer].depth[side.index()],
                             at,
                         },
-                        // Also where it goes along with no side that the axis shards.
+                        // Also where none of its dimensions is sharded by the axis.
                         _ => RedistributionKind::GatherOwned { at, exact: sparse(bucket, at) },
                     };
                     self.redistribution(buffer, axis, kind)?;

@@ -1,5 +1,5 @@
 //! Lowers the programs of buckets whose units are parameters taken whole: sums between two stages are independent of each
-//! other and start together, so that those of all such buckets travel in one message.
+//! other and start together, so that those of all such buckets are sent in one message.
 
 use std::collections::BTreeSet;
 

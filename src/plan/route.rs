@@ -148,7 +148,7 @@ impl<'a> Route<'a> {
         (self.sum(&before, self.held(held.depth)), self.sum(units, self.held(held.depth)))
     }
 
-    /// Elements by rank that its units take in the buffer that everybody gets: (first, count).
+    /// Elements by rank that its units take in the buffer that all ranks get: (first, count).
     #[must_use]
     pub fn runs_by_owner(&self, at: usize) -> Vec<(usize, usize)> {
         let all = &self.redistribution.after;

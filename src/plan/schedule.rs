@@ -43,7 +43,7 @@ pub struct Compute {
     pub steps: Vec<Step>,
 }
 
-/// Bytes that travel along one axis.
+/// Bytes that are sent along one axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
     /// The bucket, the first of several.
@@ -68,7 +68,7 @@ pub struct Transfer {
     pub send_bytes: Vec<usize>,
     /// Bytes from each rank.
     pub recv_bytes: Vec<usize>,
-    /// True if the transfer is left out where no unit of the bucket is due.
+    /// True if the transfer is skipped in steps in which no unit of the bucket is scheduled (`Algorithm::due`).
     pub guarded: bool,
 }
 
@@ -205,7 +205,7 @@ pub(super) fn schedule(coalesced: &[Coalesced], sharing: Sharing) -> Scheduled {
     let mut flights: VecDeque<Flight> = VecDeque::new();
     let mut free: Vec<usize> = (0..sharing.lanes).rev().collect();
     let fits = |one: &Coalesced| sharing.fillers || one.sizes.iter().flatten().all(|bytes| *bytes == 0);
-    // Those that have no memory of their own beside the lanes come last.
+    // Those that need the memory of a lane come last.
     fillers.make_contiguous().sort_by_key(|&one| !fits(&coalesced[one]));
     loop {
         while let (Some(&lane), Some(one)) = (free.last(), waiting.front().copied()) {

@@ -10,8 +10,8 @@ use crate::spec::DimSharding;
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
-/// Bytes of a bucket's own matrices where no other process waits for it: fewer at a time, of which every core still has
-/// several.
+/// Bytes of a bucket's own matrices where no other process waits for it: fewer at a time, but still several for every
+/// core.
 const ALONE_BATCH_BYTES: usize = 2 << 20;
 /// Bytes of buffers of one bucket on a device, which small batches do not fill.
 const DEVICE_BATCH_BYTES: usize = 256 << 20;
@@ -47,7 +47,7 @@ impl Limit {
 /// owner one for every process that could take one, within a wider bound. Counts with the largest shard that any
 /// process has, so that all split alike.
 ///
-/// On a device with so many `multiprocessors`, 0 if that is not known, products of matrices of its own fill whole waves.
+/// On a device with `multiprocessors` multiprocessors (0 if unknown), products of matrices of its own fill whole waves.
 ///
 /// Its workspace is within `cap`, with fewer matrices than processes to take one where `few` allows; else the bytes of one
 /// matrix are the error.
@@ -80,7 +80,7 @@ pub(super) fn split(
             (_, taken) => each += if taken { bytes.div_ceil(all) } else { bytes },
         }
     }
-    // Messages of what travels to owners and back, one at a time.
+    // Messages of what is sent to owners and back, one at a time.
     each += bucket.program.carried.buffers().map(|b| stored_bytes(bucket, b)).max().unwrap_or(0);
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let wanted = fit(limit.most).max(1).next_multiple_of(all);
@@ -156,7 +156,8 @@ fn slots(units: &[Unit]) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
+/// Splits units into groups such that no process stores more than `most` units of one. Returns each group with the most
+/// units that a process stores.
 fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
     let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
     for (unit, slot) in units.iter().zip(slots(units)) {

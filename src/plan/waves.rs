@@ -3,10 +3,10 @@
 /// Rows and columns of the tiles in which devices compute symmetric products.
 const TILE: usize = 128;
 
-/// The number of matrices of a bucket, `most` at most of `all`, with which the tiles of their triangles of `rows` rows take the
-/// fewest turns of all multiprocessors: half of `most` at least, and of equals the most. `most` where that saves less than a
-/// tenth: more buckets are more launches. Of 64 matrices of 1024 x 4096, of which 8 fit, it returns 7: 19
-/// turns of 132 multiprocessors instead of 24.
+/// Returns the number of matrices per bucket, out of `all`, with which the tiles of their triangles of `rows` rows take the
+/// fewest waves of all multiprocessors. It is between half of `most` and `most`, and of equals the largest. Returns `most`
+/// where that saves less than a tenth: more buckets are more launches. For 64 matrices of 1024 x 4096 and `most` = 8, it
+/// returns 7: 19 waves of 132 multiprocessors instead of 24.
 pub(super) fn filling(all: usize, most: usize, rows: usize, multiprocessors: usize) -> usize {
     if all <= most || multiprocessors == 0 {
         return most;
@@ -22,7 +22,7 @@ pub(super) fn filling(all: usize, most: usize, rows: usize, multiprocessors: usi
 mod tests {
     use super::*;
 
-    /// Turns of buckets of so many matrices, one bucket after the other.
+    /// Waves of buckets of `each` matrices, one bucket after the other.
     fn turns(mut all: usize, each: usize, rows: usize, multiprocessors: usize) -> usize {
         let (mut turns, mut down) = (0, 0);
         let tiles: usize = std::iter::repeat_with(|| {

@@ -34,8 +34,8 @@ impl Limit {
         Ok(Self { bytes: least.unwrap_or(half.max(LEAST_DEFAULT)), given: least.is_some() })
     }
 
-    /// The fastest way to share the workspace, with the buckets that `close` makes for it: of these no more than so many bytes
-    /// each, and only if told so with fewer matrices than there are processes to take one.
+    /// Returns the fastest way to share the workspace, with the buckets that `close` makes for it. Arguments of `close` are
+    /// the most bytes of a bucket, and whether it may have fewer matrices than there are processes to take one.
     ///
     /// # Errors
     /// `Error::Value` for a limit of the user's below what one matrix needs, of the parameter that `name` finds for a bucket.
@@ -84,7 +84,7 @@ fn largest_share(param: &Param) -> usize {
 pub(super) struct Sharing {
     /// Buckets whose collectives are in flight at a time.
     pub lanes: usize,
-    /// True if a bucket without communication may work beside them.
+    /// True if a bucket without communication may work at the same time.
     pub fillers: bool,
     /// True if a bucket may have fewer matrices than there are processes to take one.
     pub few: bool,
@@ -103,8 +103,8 @@ impl Sharing {
     }
 }
 
-/// Size of a buffer on the process that has most of it: so many bytes for each of the units that are left after so many
-/// axes, or once.
+/// Size of a buffer on the process that has most of it: `bytes` for each of the units that are left after `taken` owner
+/// axes, or once for all units if `taken` is `None`.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     bytes: usize,
@@ -125,7 +125,7 @@ struct Demand {
 }
 
 impl Demand {
-    /// The demand of a bucket of which no process stores more than `units`.
+    /// Returns the demand of a bucket if no process stores more than `units` of it.
     ///
     /// # Errors
     /// As the lowering of its program.
@@ -218,8 +218,8 @@ pub(super) fn bytes(bucket: &Bucket, units: usize) -> Result<usize> {
     Ok(Demand::of(bucket, units)?.total())
 }
 
-/// The most units, at most `wanted`, with which a bucket is within the cap: a multiple of the first of `steps` of which one
-/// fits, else, with `few`, any number; `None` where there is no such number.
+/// Returns the most units, at most `wanted`, with which a bucket is within the cap: a multiple of the first of `steps` that
+/// has one that fits, else, with `few`, any number. Returns `None` where there is no such number.
 ///
 /// # Errors
 /// As `bytes`.
@@ -249,8 +249,8 @@ pub(super) fn fitting(
     Ok(None)
 }
 
-/// A bucket of one unit, of which this process may have any, with the axes over which matrices are sharded by owner where no
-/// process stores more than `most`.
+/// Returns a bucket of one sample unit, with the axes over which matrices are sharded by owner if no process stores more
+/// than `most`.
 pub(super) fn trial(bucket: &Bucket, most: usize) -> Bucket {
     let mut trial = Bucket { units: Vec::new(), ..bucket.clone() };
     trial.owner_axes = owner_axes(&trial, most);

@@ -57,11 +57,11 @@ impl Extent {
 /// The memory that steps write, and what of it was looked at before: steps on the same memory compare places alone.
 #[derive(Debug, Default)]
 pub(super) struct AliasCheck {
-    /// Bounds of the written memory, sorted and apart.
+    /// Bounds of the written memory, sorted and non-overlapping.
     written: Vec<[usize; 2]>,
     /// Places of all parameters and their states, in order: see `BoundTensor::place`.
     seen: Vec<usize>,
-    /// Address and bytes of the last gradient of each parameter that was apart from all.
+    /// Address and bytes of the last gradient of each parameter that did not alias the written memory.
     gradients: Vec<(usize, usize)>,
 }
 
@@ -116,7 +116,7 @@ impl AliasCheck {
 
 /// Tests whether memory within these bounds has a byte of a place, given by its start and its length.
 fn is_within(written: &[[usize; 2]], (start, bytes): (usize, usize)) -> bool {
-    // The first that ends behind the start: they are in order and apart, so their ends are in order too.
+    // The first that ends behind the start: they are sorted and do not overlap, so their ends are sorted too.
     let first = written.partition_point(|[_, end]| *end <= start);
     written.get(first).is_some_and(|[begin, _]| *begin < start + bytes)
 }

@@ -71,9 +71,9 @@ impl Session {
         transfers.filter(|(_, t)| t.guarded && !self.due[t.bucket]).map(|(k, _)| k).collect()
     }
 
-    /// Pattern of the parameters, which decides about the launches of the step that has begun: 0 for one that takes no
-    /// part, else 1 or, where its gradient has to stay, the gradient's address; which units are due; and true if one is, or if
-    /// no replay repeats the step.
+    /// Returns the pattern of the parameters, which decides about the launches of the step that has begun: 0 for one without
+    /// a gradient, else 1 or, where the gradient must keep its address, that address; then which units are scheduled
+    /// (`Algorithm::due`). Also returns true if a unit is scheduled or no replay repeats the step.
     /// Steps with equal patterns are made of the same launches.
     #[must_use]
     pub fn pattern(&self) -> (Vec<usize>, bool) {

@@ -86,7 +86,7 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
     )))
 }
 
-/// Device of a state: counters stay on the host, where the core counts.
+/// Device of a state: counters are on the host, where the core counts.
 pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
     if spec.on_host { Device::Cpu } else { device }
 }
@@ -150,7 +150,7 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
         all.extend(["sums.cu", "totals.cu"]);
     }
     if has_encodings(plan) {
-        // What no kernel takes as codes is decoded and encoded apart.
+        // Where no kernel takes quantized values, separate kernels dequantize and quantize them.
         all.extend(["updates.cu", "coded.cu"]);
         if all.contains("sums.cu") {
             all.insert("coded_sums.cu");

@@ -8,7 +8,7 @@ use crate::plan::{Bucket, Redistribution, RedistributionKind, Route};
 use crate::spec::Rect;
 use crate::tensor::FlatViewMut;
 
-/// The buffer of a redistribution and the messages, seen as the type that travels.
+/// The buffer of a redistribution and the messages, viewed as the dtype that is sent.
 struct Areas<'a> {
     main: FlatViewMut<'a>,
     messages: FlatViewMut<'a>,

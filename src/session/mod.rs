@@ -36,7 +36,7 @@ use crate::tensor::{FlatPtr, Held, Owner};
 /// Parameters by name with whether each has a gradient, and for each algorithm its group and its scalars by name.
 pub type Details = (Vec<(String, bool)>, Vec<(usize, Vec<(String, f64)>)>);
 
-/// Scalars that the ranks must agree on beside those of an algorithm.
+/// Scalars that the ranks must agree on in addition to those of an algorithm.
 const OTHER_SCALARS: [&str; 3] = ["factor of the gradient", "lr on the device", "step"];
 
 /// The executor of one plan.
@@ -73,7 +73,7 @@ pub struct Session {
     steps: Vec<u64>,
     /// The averages that the step which has begun works on, by the number of the parameter.
     averages: Vec<(usize, AverageUpdate, AverageCounters)>,
-    /// For each bucket whether a unit of it is due.
+    /// For each bucket whether a unit of it is scheduled (`Algorithm::due`).
     due: Vec<bool>,
     probe: Option<Probe>,
     spent: Vec<Duration>,
@@ -308,7 +308,8 @@ impl Session {
         crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &mut jobs(pairs))
     }
 
-    /// Copies the states of a bucket that travel to where they do; those of parameters without a gradient are zero there.
+    /// Copies the states of a bucket that are sent to owners into the buffers for them; those of parameters without a
+    /// gradient are zero there.
     fn load_states(&mut self, number: usize, bucket: &Bucket) -> Result<()> {
         for &(buffer, state) in &bucket.program.carried.states {
             let spec = &bucket.program.buffers[buffer];
@@ -330,7 +331,7 @@ impl Session {
         Ok(())
     }
 
-    /// Copies states that have travelled home; those of parameters without a gradient stay as they are.
+    /// Copies states that came back from owners to their storage; those of parameters without a gradient are unchanged.
     fn store_states(&mut self, number: usize, bucket: &Bucket) -> Result<()> {
         for &(buffer, state) in &bucket.program.carried.states {
             let spec = &bucket.program.buffers[buffer];

@@ -10,8 +10,8 @@ use crate::plan::Bucket;
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr, InUse, Watch, replaced};
 
-/// Distance of prefetching: memory of the parameter that is so many ahead of the current one is asked for; half as many
-/// ahead, what that points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
+/// Distance of prefetching: prefetches the memory of the parameter that is this many ahead of the current one, and at half
+/// the distance what that points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
 const AHEAD: usize = 12;
 
 impl Session {
@@ -54,7 +54,7 @@ impl Session {
         }
     }
 
-    /// Tests whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
+    /// Tests whether parameter `i` and its states still have the types and shapes of the plan; if not, plan again.
     #[must_use]
     pub fn fits(&self, i: usize) -> bool {
         self.bound
@@ -222,8 +222,8 @@ impl Session {
         Some(InUse::begin(params.into_iter().map(named).chain([workspace, rates]).collect()))
     }
 
-    /// Ends a step: brings staged copies home, counts the changes of what was written and lets go of the gradients. Returns
-    /// the parameters of which changes have still to be counted. The caller keeps Python from running meanwhile.
+    /// Ends a step: writes staged copies back, bumps the version counters of what was written and releases the gradients.
+    /// Returns the parameters whose counters have still to be bumped. The caller keeps Python from running meanwhile.
     ///
     /// # Errors
     /// As `look_again`, and whatever libtorch says to the copies.

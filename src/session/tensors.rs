@@ -98,7 +98,7 @@ impl BoundTensor {
         self.owner.and_then(|_| self.tensor.take())
     }
 
-    /// The tensor, of which no reference is left here.
+    /// Returns the tensor; no reference to it is left here.
     pub(super) fn into_tensor(self) -> Option<Tensor> {
         self.tensor
     }
@@ -112,7 +112,7 @@ impl BoundTensor {
         }
     }
 
-    /// A number that tells their places: the address where they lie without a gap, else a hash of all.
+    /// Number that identifies the places of the elements: the address of contiguous ones, else a hash of their layout.
     pub(super) fn place(&self) -> usize {
         let Some(strided) = &self.strided else { return self.flat.address() };
         let mut hasher = DefaultHasher::new();
@@ -126,7 +126,7 @@ impl BoundTensor {
         Self { watch, ..Self::new(tensor, dtype, device) }
     }
 
-    /// Finds the memory anew, where a fast path suffices for that.
+    /// Finds the memory again, where a fast path suffices for that.
     #[inline]
     fn peek(&mut self, held: &mut Held) -> bool {
         let Some(flat) = self.watch.as_ref().and_then(|watch| watch.memory(held)) else { return false };
@@ -134,7 +134,7 @@ impl BoundTensor {
         true
     }
 
-    /// Finds the memory anew, and holds it: the user may have swapped it since the last step.
+    /// Finds the memory again, and holds it: the user may have swapped it since the last step.
     ///
     /// # Errors
     /// `Error::Value` for a tensor without memory, or with elements that share it.
@@ -232,7 +232,7 @@ pub(super) struct BoundParam {
 /// Outcome of a fast path at a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastPath {
-    /// It has no gradient and takes no part in the step; it is as it was bound.
+    /// It has no gradient and is skipped in the step; it is as it was bound.
     Absent,
     /// It has one, and is ready for the step.
     Ready,
@@ -241,8 +241,8 @@ pub enum FastPath {
 }
 
 impl BoundParam {
-    /// Looks at parameter, states and gradient, and takes them for a step where nothing is unusual. Nobody else may
-    /// set the gradient meanwhile.
+    /// Checks parameter, states and gradient, and takes them for a step where nothing is unusual. No other code may set the
+    /// gradient meanwhile.
     #[inline]
     pub(super) fn try_fast(&mut self, held: &mut Held) -> FastPath {
         (self.grad, self.took_fast_path) = (None, false);
@@ -304,7 +304,7 @@ impl BoundParam {
             && self.states.iter().zip(&planned.states).all(|(s, local)| s.is(&local.shape()))
     }
 
-    /// Finds the memory for a step with this gradient, of which the group counts `step`.
+    /// Finds the memory for a step with this gradient; `step` is its number in the group.
     ///
     /// # Errors
     /// As `BoundTensor::refresh`.
@@ -382,7 +382,7 @@ pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
     )))
 }
 
-/// Elements of which every position is compared where strides alone do not tell that they are apart.
+/// Most elements whose positions are compared one by one where strides alone do not show that they are distinct.
 const COMPARED: usize = 1 << 22;
 
 /// Tests whether the elements of a tensor have positions of their own.

@@ -4,12 +4,12 @@
 //! 1. Memory is there: from the look at the beginning of a step to its end a `BoundTensor` holds the storage, [`Memory`] the
 //!    arena, and views borrow them. Whenever Python has run meanwhile, [`Session::look_again`](super::Session) refuses a
 //!    tensor that has another storage or one that was resized, before a view is made.
-//! 2. Parameters and states of a session are apart, from each other and from gradients: [`AliasCheck`](super::alias::AliasCheck)
-//!    looks when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
-//! 3. The buffers of a bucket are apart: [`Memory::new`] looks; scratch may lie where messages do, and only an exchange sees
-//!    these, which has no scratch. Units of a parameter are apart, and so are their parts of a
-//!    state: the plan shards them so (`src/plan/plan_tests.rs`).
-//! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
+//! 2. Parameters and states of a session alias neither each other nor gradients: [`AliasCheck`](super::alias::AliasCheck)
+//!    checks it when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
+//! 3. The buffers of a bucket do not alias: [`Memory::new`] checks it. Scratch may share memory with messages: only an
+//!    exchange sees these, and it has no scratch. Units of a parameter do not overlap, and neither do their parts of a state:
+//!    the plan shards them so (`src/plan/plan_tests.rs`).
+//! 4. Use is exclusive: code that makes a view for writing has the session, or the part of it, for itself.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) struct Fixed {
     pub(super) local: Rect,
     /// States of the unit by number, with its part of each; scales of other states are left out.
     pub(super) states: Vec<(usize, Rect)>,
-    /// True if it is due in this step.
+    /// True if it is scheduled in this step (`Algorithm::due`).
     pub(super) due: bool,
     /// True if it waits for nothing any more (`Algorithm::seen`).
     pub(super) seen: bool,
@@ -64,7 +64,7 @@ pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
 impl BoundTensor {
     /// All elements, to be read.
     pub(super) fn view(&self) -> FlatView<'_> {
-        // SAFETY: (1), (2), and whoever writes has the session for itself (4).
+        // SAFETY: (1), (2), and a writer has the session for itself (4).
         unsafe { self.flat.view(self.encoding.as_deref()) }
     }
 
@@ -82,7 +82,7 @@ impl BoundTensor {
     }
 }
 
-/// The states of all parameters, to be written in parts. Whoever has it has the parameters of the session for itself.
+/// The states of all parameters, to be written in parts. Its holder has the parameters of the session for itself.
 pub(super) struct States<'s>(&'s [BoundParam]);
 
 impl<'s> States<'s> {
@@ -212,7 +212,7 @@ pub(super) fn brought_here(plan: &Plan, number: usize, memory: &mut Memory) -> R
     Ok(brought)
 }
 
-/// Operands of a stage of a bucket. Whoever has one has the parameters and the memory of the session for itself.
+/// Operands of a stage of a bucket. Its holder has the parameters and the memory of the session for itself.
 pub(super) struct Sources<'s> {
     pub(super) plan: &'s Plan,
     pub(super) number: usize,
@@ -239,7 +239,7 @@ impl<'s> Sources<'s> {
     /// A buffer of the bucket, to be written.
     #[allow(clippy::unused_self)] // it has the memory for itself
     fn buffer(&self, buffer: &FlatPtr) -> FlatViewMut<'s> {
-        // SAFETY: (1), (3), (4); those who get a buffer that units have parts of are told an empty one, see `buffers`.
+        // SAFETY: (1), (3), (4); callers get an empty buffer where units have parts of it, see `buffers`.
         unsafe { buffer.view_mut(None) }
     }
 
@@ -266,15 +266,15 @@ impl<'s> Sources<'s> {
         let siblings = all.filter(|(_, (b, _))| self.plan.same_group(b.algorithm, self.bucket.algorithm));
         let views = siblings.map(|(number, (_, memory))| {
             let flat = brought.get(&number).map_or(&memory[buffer], |(_, copy)| copy);
-            // SAFETY: (1), (4); the plan keeps the group buffers of a group apart from all buffers of its buckets, and `brought`
-            // owns the copies.
+            // SAFETY: (1), (4); in the plan the group buffers of a group do not overlap any buffers of its buckets, and
+            // `brought` owns the copies.
             (number != self.number).then(|| unsafe { flat.view(None) })
         });
         views.collect()
     }
 
-    /// Describes the unit at `position` of the stage, which has `before` others before it; false where it takes no part in
-    /// the step.
+    /// Describes the unit at `position` of the stage, which has `before` others before it. Returns false where it is skipped
+    /// in the step.
     #[inline]
     pub(super) fn fill(&self, io: &mut UnitIo<'s>, position: usize, before: usize) -> Result<bool> {
         let Self { bucket, point, shards, bound, .. } = *self;
@@ -351,8 +351,8 @@ impl Room {
 
     /// Keeps the memory.
     pub(super) fn keep(&mut self, units: Vec<UnitIo<'_>>) {
-        // SAFETY: the types differ by a lifetime only. What the views borrow may be gone from now on, and nothing uses them:
-        // units leave here by `lend` alone, and `Sources::fill` gives each all views anew that it ever gives a unit of this
+        // SAFETY: the types differ by a lifetime only. What the views borrow may be gone afterwards, and nothing uses them:
+        // units leave here by `lend` alone, and `Sources::fill` then sets again all views that it ever sets in a unit of this
         // bucket.
         self.0 = unsafe { std::mem::transmute::<Vec<UnitIo<'_>>, Vec<UnitIo<'static>>>(units) };
     }

@@ -16,7 +16,7 @@ pub struct Matrices {
     /// Number of matrices whose rows alternate: row `r` belongs to matrix `r % interleaved`. Those of `[.., out, k, in]` with
     /// k = `interleaved` are the k matrices `[out, in]`. 0 if the user does not say it.
     pub interleaved: usize,
-    /// Split a matrix into so many equal blocks.
+    /// Number of equal blocks that a matrix is split into.
     pub num_heads: usize,
     /// Split a matrix into blocks of these sizes.
     pub split_sizes: Vec<usize>,

@@ -24,7 +24,7 @@ pub enum OptionValue {
     Strs(Vec<String>),
     /// A list of integers.
     Ints(Vec<i64>),
-    /// A list of real numbers, of which one is no integer.
+    /// A list of real numbers that are not all integers.
     Floats(Vec<f64>),
     /// A list of lists of real numbers.
     Rows(Vec<Vec<f64>>),
@@ -284,7 +284,7 @@ impl Options {
     /// A real number.
     ///
     /// # Errors
-    /// `Error::Value` when the key is not there or its value is no number.
+    /// `Error::Value` when the key is missing or its value is not a number.
     pub fn real(&self, key: &str) -> Result<f64> {
         match self.get(key)? {
             OptionValue::Float(x) => Ok(*x),

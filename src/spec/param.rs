@@ -43,7 +43,7 @@ pub fn stream_of(name: &str) -> u64 {
 }
 
 impl ParamSpec {
-    /// A parameter of which nothing but the shape and the type is known.
+    /// A parameter about which only the shape and the dtype are known.
     #[must_use]
     pub fn of_shape(shape: &[usize], dtype: DType) -> Self {
         Self { index: 0, stream: 0, name: String::new(), shape: shape.to_vec(), dtype, transposed: None }

@@ -20,7 +20,7 @@ pub enum Init {
 pub enum Share {
     /// Element i belongs to element i of the parameter.
     Like,
-    /// Rows of the block: behind `leading` dimensions that number the matrices, rows go along a side of the matrix.
+    /// Rows of the block: behind `leading` dimensions that number the matrices, rows have the dimension of a side.
     Side {
         /// The side.
         side: Side,
@@ -29,7 +29,7 @@ pub enum Share {
         /// True if the block has one column only, at its index among the blocks of its parameter.
         column: bool,
     },
-    /// Matrix for each block, behind the dimensions that number the matrices; its columns go along a side of the block.
+    /// Matrix for each block, behind the dimensions that number the matrices; its columns have the dimension of a side.
     Each {
         /// The side, if any.
         cols: Option<Side>,
@@ -60,10 +60,10 @@ impl Code {
     }
 }
 
-/// Quantization of a state to 8 bits: codes, and a scale for each block of a row.
+/// Quantization of a state to 8 bits: quantized values, and a scale for each block of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
-    /// Type of the codes.
+    /// Type of the quantized values.
     pub dtype: DType,
     /// Elements of a block.
     pub block: usize,

@@ -12,7 +12,8 @@ impl FlatPtr {
     /// A view that reads the elements.
     ///
     /// # Safety
-    /// As long as the view lives, the elements are there, and nobody writes them or, where there is an encoding, what it refers to.
+    /// As long as the view lives, the elements are valid, and no code writes them or, where there is an encoding, the memory
+    /// that it refers to.
     #[must_use]
     pub unsafe fn view(self, encoding: Option<&Encoding>) -> FlatView<'_> {
         FlatView { ptr: self, encoding, first: 0, of: PhantomData }
@@ -21,8 +22,8 @@ impl FlatPtr {
     /// A view that writes the elements.
     ///
     /// # Safety
-    /// As long as the view lives, the elements are there, and nobody else reads or writes them or, where there is an encoding, what it
-    /// refers to.
+    /// As long as the view lives, the elements are valid, and no other code reads or writes them or, where there is an
+    /// encoding, the memory that it refers to.
     #[must_use]
     pub unsafe fn view_mut(self, encoding: Option<&Encoding>) -> FlatViewMut<'_> {
         FlatViewMut { ptr: self, encoding, first: 0, of: PhantomData }
@@ -40,7 +41,7 @@ pub struct FlatView<'a> {
     of: PhantomData<&'a [u8]>,
 }
 
-/// Elements of a tensor or of the arena, borrowed to be written by whoever has the view.
+/// Elements of a tensor or of the arena, borrowed to be written by the owner of the view.
 ///
 /// It is neither copied nor cloned, so no two views of one element are written; `unsound_uses.rs` has what does not compile.
 #[derive(Debug)]
@@ -125,7 +126,8 @@ impl<'a> FlatView<'a> {
     /// The elements of a contiguous tensor.
     ///
     /// # Safety
-    /// Nobody writes them for all of `'a`: libtorch may know other owners of the memory, and who has one must not use it.
+    /// No code writes them for all of `'a`. Other tensors of libtorch may own the same memory; they must not be used to write
+    /// it.
     ///
     /// # Errors
     /// As [`FlatPtr::of`].
@@ -247,8 +249,8 @@ impl<'a> FlatViewMut<'a> {
     /// The elements of a contiguous tensor.
     ///
     /// # Safety
-    /// Nobody else reads or writes them for all of `'a`: libtorch may know other owners of the memory, and who has one must
-    /// not use it.
+    /// No other code reads or writes them for all of `'a`. Other tensors of libtorch may own the same memory; they must not
+    /// be used.
     ///
     /// # Errors
     /// As [`FlatPtr::of`].
@@ -276,21 +278,21 @@ impl<'a> FlatViewMut<'a> {
         FlatView { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
     }
 
-    /// The same elements, which are only read from now on.
+    /// Converts to a view that only reads the same elements.
     #[must_use]
     #[inline]
     pub fn into_view(self) -> FlatView<'a> {
         FlatView { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
     }
 
-    /// The same elements for a while.
+    /// Reborrows with a shorter lifetime.
     #[must_use]
     #[inline]
     pub fn reborrow(&mut self) -> FlatViewMut<'_> {
         FlatViewMut { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
     }
 
-    /// `len` elements from `offset` for a while, shortened to what there is.
+    /// Reborrows `len` elements from `offset` with a shorter lifetime, clamped to the end of the view.
     #[must_use]
     #[inline]
     pub fn part(&mut self, offset: usize, len: usize) -> FlatViewMut<'_> {
@@ -374,8 +376,8 @@ impl<'a> FlatViewMut<'a> {
     #[must_use]
     #[inline]
     pub fn into_slice<T: Element>(self) -> &'a mut [T] {
-        // SAFETY: type and device are checked; `FlatPtr::view_mut` says that the elements are there and nobody else's for
-        // 'a, and the view is gone.
+        // SAFETY: type and device are checked. By `FlatPtr::view_mut` the elements are valid and exclusively borrowed for 'a,
+        // and the view is consumed.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.pointer::<T>(), self.ptr.len) }
     }
 
@@ -391,7 +393,7 @@ impl<'a> FlatViewMut<'a> {
         if self.ptr.len == 0 || !self.ptr.dtype.is_quantized() || self.ptr.device != Device::Cpu {
             return &mut [];
         }
-        // SAFETY: bytes; `FlatPtr::view_mut` says that they are there and nobody else's.
+        // SAFETY: bytes; by `FlatPtr::view_mut` they are valid and exclusively borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.at, self.ptr.len) }
     }
 
@@ -436,7 +438,7 @@ impl<'a> FlatViewMut<'a> {
         self.check_copy(self.ptr);
         let each = self.dtype().bytes();
         let [from, to] = [from, to].map(|at| self.ptr.at.wrapping_add(at * each));
-        // SAFETY: both lie in this view, which nobody else uses.
+        // SAFETY: both ranges are inside this view, which is exclusively borrowed.
         unsafe { std::ptr::copy(from, to, count * each) };
     }
 
@@ -491,8 +493,8 @@ impl<'a> FlatViewMut<'a> {
             return Err(Error::Internal("scratch of a device on the host".into()));
         }
         let room = Tensor::f_empty([to_i64(elements)?], (dtype.kind(), device.torch()))?;
-        // SAFETY: of memory of a device a view has the address only, and whoever works there keeps the room until it has begun
-        // all that uses it.
+        // SAFETY: a view of device memory has the address only. The caller keeps the room until all work that uses it has
+        // begun.
         let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
         Ok((room, all))
     }

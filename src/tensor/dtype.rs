@@ -45,7 +45,8 @@ impl DType {
         }
     }
 
-    /// Largest relative error of rounding to the type; of codes, about that of the largest element of a block.
+    /// Returns the largest relative error of rounding to the type; for quantized types, about that of the largest element of
+    /// a block.
     #[must_use]
     pub fn roundoff(self) -> f64 {
         match self {
@@ -106,7 +107,7 @@ impl DType {
         }
     }
 
-    /// Tests whether elements are codes of blocks with a scale each.
+    /// Tests whether elements are block-quantized, with a scale for each block.
     #[must_use]
     pub fn is_quantized(self) -> bool {
         matches!(self, Self::Q8 | Self::UQ8)

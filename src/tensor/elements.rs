@@ -32,7 +32,7 @@ impl Elements {
         Self::strided(address_of(tensor), item, dims.collect())
     }
 
-    /// Elements of so many bytes at the distances of dimensions, given with their sizes in any order.
+    /// Returns elements of `item` bytes with the strides of dimensions, which are given with their sizes in any order.
     fn strided(start: usize, item: usize, mut dims: Vec<(usize, usize)>) -> Option<Self> {
         let mut found = Self::solid(start, item)?;
         if dims.iter().any(|(_, size)| *size == 0) {
@@ -73,8 +73,8 @@ impl Elements {
         cut.halves().iter().any(|half| half.share(whole, cuts))
     }
 
-    /// Tests whether the runs of both lie apart within a distance of which all of theirs are multiples, as columns of one
-    /// matrix do.
+    /// Tests whether the runs of both are disjoint modulo the greatest common divisor of all distances, as columns of one
+    /// matrix are.
     fn in_other_columns(&self, other: &Self) -> bool {
         let steps = self.repeats.iter().chain(&other.repeats).map(|(step, _)| *step);
         let width = steps.fold(0, greatest_common_divisor);

@@ -2,16 +2,16 @@
 
 use super::{Blocks, DType, Encoding, FlatView, FlatViewMut, Rounding};
 
-/// Codes with the scales of their blocks, to be read.
+/// Quantized values with the scales of their blocks, to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct Coded<'a> {
-    /// The codes.
+    /// The 8-bit values.
     pub codes: &'a [u8],
     blocks: &'a Blocks,
     first: usize,
 }
 
-/// Codes with the scales of those blocks that are whole in them, to be written.
+/// Quantized values with the scales of those blocks that they contain as a whole, to be written.
 #[derive(Debug)]
 pub struct CodedMut<'a> {
     codes: &'a mut [u8],
@@ -36,7 +36,7 @@ impl<'a> FlatView<'a> {
         self
     }
 
-    /// Elements of the host that are codes of blocks.
+    /// Returns elements of the host that are block-quantized.
     #[must_use]
     #[inline]
     pub fn coded(&self) -> Option<Coded<'a>> {
@@ -46,7 +46,7 @@ impl<'a> FlatView<'a> {
 }
 
 impl FlatViewMut<'_> {
-    /// Elements of the host that are codes of blocks.
+    /// Returns elements of the host that are block-quantized.
     #[must_use]
     #[inline]
     pub fn coded(&mut self) -> Option<CodedMut<'_>> {
@@ -56,7 +56,7 @@ impl FlatViewMut<'_> {
 }
 
 impl<'a> FlatView<'a> {
-    /// The low halves of float32 weights of which these elements are the roundings.
+    /// Returns the low halves of the float32 weights whose high halves are these elements.
     ///
     /// # Panics
     /// Panics if there are fewer low halves than elements.
@@ -88,33 +88,33 @@ impl FlatViewMut<'_> {
 }
 
 impl<'a> Coded<'a> {
-    /// The codes from number `at` on that are of one block, and its scale: NaN where there is none.
+    /// Returns the quantized values from index `at` to the end of its block, and the block's scale, which is NaN if missing.
     #[must_use]
     #[inline]
     pub fn block(&self, at: usize) -> (&'a [u8], f32) {
         let (number, end) = self.blocks.block_at(self.first + at);
         let codes = &self.codes[at..(end - self.first).min(self.codes.len())];
         let scale = if codes.is_empty() { None } else { self.blocks.scale(number) };
-        // SAFETY: the scale of a block that the view has codes of is there like them, and not written (`FlatPtr::view`);
-        // a view of a part of a block does not write it (`CodedMut::block`).
+        // SAFETY: a view with values of a block may read its scale, which is valid and not written (`FlatPtr::view`). A view
+        // of a part of a block does not write it (`CodedMut::block`).
         (codes, scale.map_or(f32::NAN, |scale| unsafe { *scale }))
     }
 }
 
 impl<'a> CodedMut<'a> {
-    /// Number of codes.
+    /// Returns the number of quantized values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.codes.len()
     }
 
-    /// Tests whether there are no codes.
+    /// Tests whether there are no quantized values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.codes.is_empty()
     }
 
-    /// Random bits for the codes from number `at` on, if they have some.
+    /// Returns random bits for the quantized values from index `at` on, if they have some.
     #[must_use]
     #[inline]
     pub fn rounded_from(&self, at: usize) -> Option<RoundedFrom<'a>> {
@@ -122,8 +122,8 @@ impl<'a> CodedMut<'a> {
         Some(RoundedFrom { rounding, first: self.first + at })
     }
 
-    /// The block that begins with code number `at`, and its scale; none where all of it is not here: somebody else may have
-    /// the rest, and reads the scale.
+    /// Returns the block that begins with the value at index `at`, and its scale. Returns `None` if the view does not have
+    /// all of the block: another view may have the rest and read the scale.
     #[must_use]
     #[inline]
     pub fn block(&mut self, at: usize) -> Option<(&mut [u8], &mut f32)> {
@@ -131,7 +131,7 @@ impl<'a> CodedMut<'a> {
         let (number, end) = self.blocks.block_at(place);
         let begins = (place % width) & (self.blocks.block - 1) == 0;
         let codes = self.codes.get_mut(at..end - self.first).filter(|codes| begins && !codes.is_empty())?;
-        // SAFETY: the view has all codes of the block, and with them its scale alone (`FlatPtr::view_mut`).
+        // SAFETY: the view has all values of the block, and with them exclusive access to its scale (`FlatPtr::view_mut`).
         Some((codes, unsafe { &mut *self.blocks.scale(number)? }))
     }
 }

@@ -1,29 +1,30 @@
-//! Encoding of stored elements: 8-bit codes with a scale for each block, rounding at random, or float32 weights in two halves.
+//! Encoding of stored elements: 8-bit values with a scale for each block, stochastic rounding, or float32 weights in two
+//! halves.
 
 use super::{DType, Device, FlatPtr};
 
 /// Encoding of the elements of a tensor, by which a kernel reads and writes them.
 #[derive(Clone, Debug)]
 pub enum Encoding {
-    /// Codes with one scale for each block of a row.
+    /// 8-bit values with one scale for each block of a row.
     Blocks(Blocks),
-    /// Numbers of 16 bits that are rounded at random.
+    /// Numbers of 16 bits that are rounded stochastically.
     Rounding(Rounding),
-    /// Float32 weights: the elements are their bfloat16 roundings, and here are the low halves of all of them, `I16`. Who has a
-    /// view of elements has their low halves with it.
+    /// Float32 weights: the elements are their bfloat16 roundings, and here are the low halves of all of them, `I16`. A view
+    /// of elements borrows their low halves too.
     Master(FlatPtr),
 }
 
-/// The blocks of a tensor of codes: each row of `width` elements is split into blocks, of which the last may be short.
+/// The blocks of a quantized tensor. Each row of `width` elements is split into blocks, and the last one may be short.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// The largest absolute value of each block, float32, by row. Who has a view of codes has those of its blocks with it.
+    /// The absmax of each block, float32, by row. A view of quantized values borrows the scales of its blocks too.
     pub scales: FlatPtr,
     /// Elements of a row.
     pub width: usize,
     /// Elements of a block, a power of two.
     pub block: usize,
-    /// Random bits for unsigned codes; without them they are rounded to the nearest, as signed ones always are.
+    /// Random bits for stochastic rounding; without them values are rounded to the nearest codebook entry.
     pub rounding: Option<Rounding>,
 }
 
@@ -32,7 +33,7 @@ impl Blocks {
     #[must_use]
     #[inline]
     pub fn block_at(&self, at: usize) -> (usize, usize) {
-        // Divisions take long beside the work on a block.
+        // Divisions are slow compared with the work on a block.
         let bits = self.block.trailing_zeros();
         let (row, col) = (at / self.width, at % self.width);
         let (in_row, here) = ((self.width + self.block - 1) >> bits, col >> bits);
@@ -104,8 +105,8 @@ impl Places {
         Self { pieces: vec![(0, merged)] }
     }
 
-    /// Matrices one after the other, of which each says where its elements are in the whole: offset, rows, columns and the
-    /// distance of rows.
+    /// Positions of matrices one after the other. Each matrix gives where its elements are in the whole: offset, rows,
+    /// columns and row stride.
     #[must_use]
     pub fn of_matrices(matrices: impl IntoIterator<Item = [usize; 4]>) -> Self {
         let (mut pieces, mut first) = (Vec::new(), 0);

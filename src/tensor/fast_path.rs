@@ -84,8 +84,8 @@ impl Entry {
     };
 }
 
-/// Storages that a step uses. The references keep their memory while tensors get other storages. They do not keep anybody
-/// from resizing a storage: `are_there` tells. Whoever holds a tensor's storage keeps the tensor too, or its owner.
+/// Storages that a step uses. The references keep their memory while tensors get other storages. They do not prevent a resize
+/// of a storage, which `are_there` detects. The holder of a tensor's storage also keeps the tensor, or its owner.
 #[derive(Debug, Default)]
 pub struct Held(Vec<Entry>);
 
@@ -107,7 +107,7 @@ impl Held {
         self.0.is_empty()
     }
 
-    /// Holds the storage of an alias of a tensor, if it has one, as that which the tensor had.
+    /// Holds the storage of an alias of a tensor, if it has one, as the storage that the tensor had.
     pub fn push(&mut self, tensor: &Tensor, alias: &Tensor) {
         let ptr: TensorPtr = tensor.as_ptr().cast();
         // SAFETY: both tensors are alive, and the entry is there to be written.
@@ -212,7 +212,7 @@ impl Owner {
     /// The word that holds the address of a counted object, if the owner has it.
     fn word(self, counted: *const c_void) -> Option<*const *const c_void> {
         let words = OWNED.map(|at| self.0.wrapping_add(at));
-        // SAFETY: the object is alive and has these words, as whoever made this upholds.
+        // SAFETY: the object is alive and has these words, as the caller of `new` upholds.
         words.into_iter().find(|word| unsafe { word.read() } == counted)
     }
 }
@@ -271,7 +271,8 @@ impl Watch {
         Some(Self { object, owned: None, kind, dtype, device, place, dims, sizes })
     }
 
-    /// Watches the tensor of a Python object, of which no reference is needed then; none where the object does not tell.
+    /// Watches the tensor of a Python object, so that no reference is needed. Returns `None` if the object does not hold its
+    /// address.
     #[must_use]
     pub fn owned_by(self, owner: Owner) -> Option<Self> {
         Some(Self { owned: Some(owner.word(self.object)?), ..self })
@@ -285,10 +286,10 @@ impl Watch {
         self.object == unsafe { *ptr }
     }
 
-    /// Tests whether the tensor is alive: without an owner somebody keeps it.
+    /// Tests whether the tensor is alive. Without an owner the caller keeps it alive.
     #[inline]
     fn is_there(&self) -> bool {
-        // SAFETY: the owner is alive, as whoever made it upholds.
+        // SAFETY: the owner is alive, as the caller of `Owner::new` upholds.
         self.owned.is_none_or(|word| unsafe { word.read_volatile() } == self.object)
     }
 
@@ -332,7 +333,7 @@ impl Watch {
         FlatPtr::told(address.cast(), len, self.dtype).map(|found| found.on(self.device))
     }
 
-    /// The gradient, of which a reference is taken; its storage is held. Nobody else may set it meanwhile.
+    /// Returns the gradient with a new reference, and holds its storage. No other code may set it meanwhile.
     #[must_use]
     #[inline]
     pub fn gradient(&self, held: &mut Held) -> Gradient {
@@ -397,7 +398,7 @@ impl Watch {
         if !self.is_there() {
             return;
         }
-        // SAFETY: the tensor is alive, and with it its gradient, which nobody else may set meanwhile.
+        // SAFETY: the tensor is alive, and with it its gradient, which no other code may set meanwhile.
         unsafe {
             let object = *oxidion_grad(self.object);
             if behind {

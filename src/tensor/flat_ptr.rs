@@ -104,7 +104,7 @@ impl FlatPtr {
         Self { at, len, dtype, device: Device::Cpu }
     }
 
-    /// Memory that libtorch has told; none where no element can be there.
+    /// Returns memory at an address from libtorch, or `None` where no element can be there.
     pub(super) fn told(at: *mut u8, len: usize, dtype: DType) -> Option<Self> {
         let found = Self { at, len, dtype, device: Device::Cpu };
         (!at.is_null() && len > 0 && found.is_aligned()).then_some(found)
@@ -250,10 +250,10 @@ impl FlatPtr {
         unsafe { self.tensor(&size, &stride) }
     }
 
-    /// A matrix whose rows begin `step` elements apart, as a tensor.
+    /// Returns a matrix with a row stride of `step` elements as a tensor.
     ///
     /// # Safety
-    /// The result goes before the elements.
+    /// The result is dropped before the elements are freed.
     pub(super) unsafe fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
         let size = [to_i64(rows)?, to_i64(cols)?];
         if rows * cols == 0 {

@@ -21,10 +21,10 @@ pub struct LentMut<'a> {
 }
 
 impl Lent<'_> {
-    /// A tensor over memory that is there for as long as the result.
+    /// Borrows memory that is valid for as long as the result.
     ///
     /// # Safety
-    /// It is, and nobody writes it meanwhile.
+    /// The memory is valid for that time, and no code writes it meanwhile.
     pub(super) unsafe fn new(tensor: Tensor) -> Self {
         Self { tensor, of: PhantomData }
     }
@@ -34,7 +34,7 @@ impl LentMut<'_> {
     /// As [`Lent::new`].
     ///
     /// # Safety
-    /// As there, and nobody else reads it.
+    /// As [`Lent::new`], and no other code reads the memory.
     pub(super) unsafe fn new(tensor: Tensor) -> Self {
         Self { tensor, of: PhantomData }
     }

@@ -3,8 +3,8 @@
 use super::{DType, Device, Element, Encoding, FlatPtr, FlatView, FlatViewMut, Lent, LentMut};
 use crate::error::{Error, Result};
 
-/// A matrix inside the storage of a tensor, borrowed to be read: rows of equal length at equal distances. What lies between
-/// its rows may be somebody else's.
+/// A matrix inside the storage of a tensor, borrowed to be read: rows of equal length with a fixed stride. The memory between
+/// its rows may belong to others.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixView<'a> {
     /// From its first element to its last. No slice is made of it but of one row, or where there is nothing between rows.
@@ -40,7 +40,7 @@ fn extent([rows, cols]: [usize; 2], stride: usize) -> usize {
 }
 
 impl<'a> FlatView<'a> {
-    /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
+    /// Returns the matrix that begins with element `offset` and has a row stride of `stride` elements.
     ///
     /// # Panics
     /// Panics if the matrix is not inside.
@@ -55,7 +55,7 @@ impl<'a> FlatView<'a> {
 }
 
 impl<'a> FlatViewMut<'a> {
-    /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
+    /// Returns the matrix that begins with element `offset` and has a row stride of `stride` elements.
     ///
     /// # Panics
     /// Panics if the matrix is not inside, or its rows share elements.
@@ -150,7 +150,7 @@ impl Rect {
 }
 
 impl FlatPtr {
-    /// As [`FlatViewMut::into_matrix`], of memory of which others write other elements.
+    /// Returns a matrix as [`FlatViewMut::into_matrix`] does, from memory whose other elements are written by others.
     ///
     /// # Safety
     /// As [`FlatPtr::view_mut`], of the matrix' own elements alone.
@@ -289,14 +289,14 @@ impl<'a> MatrixViewMut<'a> {
         MatrixView { flat: self.flat.view(), rows, cols, stride }
     }
 
-    /// The same, which is only read from now on.
+    /// Converts to a view that only reads the same matrix.
     #[must_use]
     pub fn into_view(self) -> MatrixView<'a> {
         let Self { flat, rows, cols, stride } = self;
         MatrixView { flat: flat.into_view(), rows, cols, stride }
     }
 
-    /// The same for a while.
+    /// Reborrows with a shorter lifetime.
     #[must_use]
     #[inline]
     pub fn reborrow(&mut self) -> MatrixViewMut<'_> {
@@ -315,7 +315,7 @@ impl<'a> MatrixViewMut<'a> {
         self.flat
     }
 
-    /// As `into_all`, for a while.
+    /// Reborrows all elements as `into_all` does, with a shorter lifetime.
     ///
     /// # Panics
     /// As `into_all`.
@@ -361,7 +361,7 @@ impl<'a> MatrixViewMut<'a> {
         })
     }
 
-    /// One row for a while.
+    /// Reborrows one row with a shorter lifetime.
     #[must_use]
     #[inline]
     pub fn row(&mut self, row: usize) -> FlatViewMut<'_> {
@@ -488,7 +488,7 @@ impl StridedMut<'_> {
         Self(self.0.into_part(offset, len))
     }
 
-    /// The same for a while.
+    /// Reborrows with a shorter lifetime.
     #[must_use]
     pub fn reborrow(&mut self) -> StridedMut<'_> {
         StridedMut(self.0.reborrow())

@@ -34,7 +34,7 @@ pub fn forget_after_fork() {
     }
 }
 
-/// Runs `work` on the calling thread, with the others at hand for every `each` in it: one region instead of many.
+/// Runs `work` on the calling thread, with the others available for every `each` in it: one region instead of many.
 pub fn run<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let threads = get();
     if threads == 1 || Team::is_there() {

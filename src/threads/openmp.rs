@@ -14,8 +14,8 @@ unsafe extern "C" {
 
 /// Function that every thread of a region runs, with the region's argument.
 type Entry = extern "C" fn(*mut c_void);
-/// Runs a region: on so many threads at most, the calling one among them; flags are zero. The OpenMP of LLVM and of Intel
-/// have it under the same name.
+/// Runs a region on at most the given number of threads, including the calling one; flags are zero. The OpenMP of LLVM and
+/// of Intel have it under the same name.
 ///
 /// # Safety
 /// The argument is what the entry takes.
@@ -48,7 +48,7 @@ extern "C" fn enter(region: *mut c_void) {
     (region.work)();
 }
 
-/// Runs `work`, which must not panic, on so many threads at most, on the calling one at least. Returns whether it did.
+/// Runs `work`, which must not panic, on at most `threads` threads, including the calling one. Returns whether it did.
 pub(super) fn run(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     let (false, Some(parallel), Ok(threads)) =
         (FORKED.load(Ordering::Relaxed), parallel(), c_uint::try_from(threads))

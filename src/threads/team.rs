@@ -1,7 +1,7 @@
 //! Threads that work on the same jobs.
 //!
-//! A job is a number of items and what is done to each. Whoever posts one works on it too, and returns when all of it is
-//! done; the others take up items of any job that has some left. An item may post a job of its own.
+//! A job is a number of items and what is done to each. The thread that posts one works on it too, and returns when all of
+//! it is done; the others take up items of any job that has some left. An item may post a job of its own.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// Function that is applied to each item.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// Jobs that can be open at the same time: one, and one of each of so many items of it.
+/// Jobs that can be open at the same time: one, and one of each of 32 of its items.
 const JOBS: usize = 33;
 /// Number of times that a thread looks for work before it lets others have its core: about 0.1 ms.
 const LOOKS: u32 = 2000;
@@ -40,7 +40,7 @@ pub(super) struct Team {
 #[repr(align(128))]
 struct Job {
     taken: AtomicBool,
-    /// Upper half: number of the job among those that were here; lower half: items that nobody has taken up.
+    /// Upper half: number of the job among those that were here; lower half: items that no thread has taken up.
     left: AtomicU64,
     count: AtomicUsize,
     /// Address at which the thread that posted the job keeps the `Task`.

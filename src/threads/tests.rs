@@ -8,7 +8,7 @@ use super::*;
 
 type Hire = dyn Fn(usize, &(dyn Fn() + Sync)) -> bool;
 
-/// The ways to get threads, each of which is there on this machine.
+/// The ways to get threads, all available on this machine.
 fn num_shards() -> [(&'static str, &'static Hire); 2] {
     [("openmp", &openmp::run), ("pool", &|_, _| false)]
 }

@@ -51,21 +51,31 @@ def test_picture_of_a_recorded_result_is_legible_on_light_and_dark_pages(name: s
     assert (pixels[:, -4:, :3] == 1.0).all(), "a label runs out of the picture"
 
 
-def test_tables_of_the_page_are_the_recorded_results() -> None:
-    from gains import PAGE, recorded, written
+def test_tables_of_the_pages_are_the_recorded_results() -> None:
+    from gains import RECORD_PAGE, SUMMARY_PAGE, recorded, written
 
-    page = PAGE.read_text()
-    assert page.count("| Muon, 1024 x 4096 | 3.43, 3.21 |") == 1
-    assert written(page, recorded()) == page, "run python benchmarks/gains.py"
-    with pytest.raises(SystemExit, match="must hold the lines"):
-        written("", recorded())
+    assert RECORD_PAGE.read_text().count("| Muon, 1024 x 4096 | 3.43, 3.21 |") == 1
+    for page in (SUMMARY_PAGE, RECORD_PAGE):
+        text = page.read_text()
+        assert written(text, page, recorded()) == text, "run python benchmarks/gains.py"
+        with pytest.raises(SystemExit, match="must hold the lines"):
+            written("", page, recorded())
+
+
+def test_every_package_that_was_raced_is_in_the_table_of_peers() -> None:
+    from gains import SUMMARY_PAGE
+
+    rows = SUMMARY_PAGE.read_text().partition("<!-- peers: begin -->")[2].partition("<!-- peers: end -->")[0]
+    packages = ("torch.optim", "microsoft/dion", "pytorch_optimizer", "lion_pytorch", "came_pytorch")
+    for package in (*packages, "torchao", "galore_torch", "bitsandbytes"):
+        assert package in rows, package
 
 
 def test_page_names_every_bar_of_speed_that_a_recorded_result_misses() -> None:
     from bars import held
-    from gains import MACHINES, PAGE, recorded
+    from gains import MACHINES, RECORD_PAGE, recorded
 
-    section = PAGE.read_text().split("## Bars that are missed")[1].split("\nBars of quality")[0]
+    section = RECORD_PAGE.read_text().split("## Bars that are missed")[1].split("\nBars of quality")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     missed, unnamed = 0, []
     for name, result_of in recorded().items():

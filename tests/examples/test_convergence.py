@@ -237,11 +237,11 @@ def test_convergence_bad_argument_is_a_clear_error(
 
 
 @pytest.mark.usefixtures("benchmark_scripts")
-def test_convergence_page_of_the_docs_shows_the_stored_result() -> None:
+def test_convergence_page_shows_the_stored_result() -> None:
     from convergence_report import by_rate, markdown
 
     stored = json.loads((ROOT / "benchmarks" / "results" / "convergence.json").read_text())
-    page = (ROOT / "docs" / "convergence.md").read_text()
+    page = (ROOT / "benchmarks" / "results" / "convergence.md").read_text()
     between = page.partition("<!-- convergence: begin -->\n")[2].partition("<!-- convergence: end -->")[0]
     assert between == markdown(stored)
     assert len(stored["table"]) > 1

@@ -55,7 +55,7 @@ def test_committed_curves_are_as_the_page_says(at: int) -> None:
     bar, figures, holds = bars.verdicts()[at]
     assert holds != bar.is_open, figures
     line = f"| {bar.text} | {figures} | {'yes' if holds else '**no**'} |"
-    assert line in (ROOT / "docs" / "convergence.md").read_text()
+    assert line in (ROOT / "benchmarks" / "results" / "convergence.md").read_text()
 
 
 @pytest.mark.parametrize("bar", [bar for bar in bars.BARS if not bar.is_open], ids=lambda bar: bar.text)

@@ -94,6 +94,6 @@ def test_results_in_the_checkout_hold_every_bar() -> None:
 
 
 def test_page_has_the_tables_of_the_results(tasks: Any) -> None:
-    page = (ROOT / "docs" / "convergence.md").read_text()
+    page = (ROOT / "benchmarks" / "results" / "convergence.md").read_text()
     result = json.loads((ROOT / "benchmarks" / "results" / "tasks.json").read_text())
     assert f"<!-- tasks: begin -->\n{tasks.markdown(result)}<!-- tasks: end -->" in page

@@ -93,7 +93,7 @@ def check(group: Mapping[str, Any], where: str, *, decays_apart: bool) -> None:
 
 
 def lost(incoming: list[dict[str, Any]], groups: list[dict[str, Any]]) -> Iterator[str]:
-    """Says of which groups the settings that are loaded have another average, or none."""
+    """Yields a warning for each group with an average whose loaded settings have another one, or none."""
     for number, (loaded, own) in enumerate(zip(incoming, groups, strict=False)):
         rule, others = own["average"], loaded.get("average")
         if rule is not None and others != rule:
@@ -105,7 +105,7 @@ def lost(incoming: list[dict[str, Any]], groups: list[dict[str, Any]]) -> Iterat
 
 
 def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Drops the states of averages of another rule than their group's: these begin anew."""
+    """Drops states of averages whose rule is not their group's: these averages restart."""
     for group in groups:
         wanted = STATES_OF[group.get("average")]
         for param in group["params"]:

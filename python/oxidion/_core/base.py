@@ -357,7 +357,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Takes one step from the gradients in ``.grad``; parameters and state are written in place.
 
         Args:
-            closure: evaluates the model anew with gradients enabled and returns the loss.
+            closure: evaluates the model again with gradients enabled and returns the loss.
 
         Returns:
             What ``closure`` returned, or None.
@@ -504,7 +504,7 @@ class OxOptimizer(Stepper, Optimizer):
 
     @override
     def _complete(self, group: dict[str, Any], where: str) -> None:
-        """Completes a group of a state dict in place and checks it; keys that nobody here knows are kept.
+        """Completes a group of a state dict in place and checks it; unknown keys are kept.
 
         Raises:
             ValueError: for values out of range, and for settings that do not go together.
@@ -528,17 +528,17 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     @disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The state and groups, as ``torch.optim.Optimizer.state_dict``.
+        """Returns the state and groups, as ``torch.optim.Optimizer.state_dict`` does.
 
         Entries of ``state`` that belong to no parameter are kept. Those under tensors that are no parameters,
         and under numbers that are positions of parameters, are left out with a warning in the log.
 
-        States of SOAP that lie with owners because a side is cut are gathered: all ranks call it together.
+        SOAP states that are owner-sharded because a side is sharded are gathered: call it on all ranks.
 
         Raises:
             PoisonedOptimizer: after a step that failed half way, whose states are half new, or that was taken
                 though ranks disagreed.
-            RuntimeError: for owner-sharded states that were asked for, and sums to which ranks add, without
+            RuntimeError: for states sharded by ``owned_states`` and for partial sums over ranks, without
                 ``synchronize_for_checkpoint()``.
         """
         self._refuse_poison()
@@ -556,14 +556,14 @@ class OxOptimizer(Stepper, Optimizer):
         with self._owned.zeros_shown(self.state):
             for key in aside:
                 del self.state[key]
-            # Behind the hooks of others, of which one may gather.
+            # Runs after all other hooks: these may gather the states.
             last = self.register_state_dict_pre_hook(lambda _: self._make_whole())
             try:
                 saved = super().state_dict()
             finally:
                 last.remove()
                 self.state.update(aside)
-            if self._owned:  # the next step puts others in the place of these
+            if self._owned:  # the next step replaces these entries
                 saved["state"] = {
                     key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
                 }
@@ -573,10 +573,10 @@ class OxOptimizer(Stepper, Optimizer):
         return saved
 
     def _make_whole(self) -> None:
-        """Gathers states in blocks that nobody asked for; refuses others, of which a rank may have its own.
+        """Gathers states that are owner-sharded without ``owned_states``; refuses all others.
 
         Raises:
-            RuntimeError: that names the way on.
+            RuntimeError: for states sharded by ``owned_states`` and for partial sums; it says what to call.
         """
         asked = parameters([group for group in self.param_groups if group.get("owned_states")])
         self._refuse_owned(frozenset(asked))
@@ -584,13 +584,13 @@ class OxOptimizer(Stepper, Optimizer):
             self.synchronize_for_checkpoint()
 
     def _refuse_owned(self, asked: frozenset[Tensor] | None = None) -> None:
-        """Refuses states in blocks, where a rank would save its own alone.
+        """Refuses owner-sharded states: a rank would save only its own shard of them.
 
         Args:
-            asked: the parameters of which they are refused, and sums of all others; None is all.
+            asked: parameters whose states are refused, besides partial sums of all others; None means all.
 
         Raises:
-            RuntimeError: that names the way on.
+            RuntimeError: for such a state; it says what to call.
         """
         key = self._owned.first_unsynced(self.state, asked)
         if key is not None:
@@ -614,11 +614,11 @@ class OxOptimizer(Stepper, Optimizer):
         return {**state, **own, **{key: getattr(self, key) for key in kept if getattr(self, key)}}
 
     def synchronize_for_checkpoint(self) -> None:
-        """Makes states whole, and equal on all replicas: all ranks call it before a checkpoint is taken.
+        """Gathers states and makes them equal on all replicas: call it on all ranks before a checkpoint.
 
-        Owner-sharded states, and sums to which ranks add, are gathered; the next step takes them apart again.
-        Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own; the mean
-        is what a single process would have, and takes their place. Elsewhere nothing is changed.
+        Owner-sharded states and partial sums over ranks are gathered; the next step shards them again.
+        Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own. Their
+        mean, which is the momentum of a single process, replaces them. Nothing else is changed.
 
         Raises:
             PlanMismatch: on every rank when ranks have taken other numbers of steps.
@@ -707,17 +707,17 @@ class OxOptimizer(Stepper, Optimizer):
             }
 
     def explain(self) -> Table:
-        """Tells one row per parameter what happens to it.
+        """Describes each parameter, its states and its part of the step in one row.
 
         Returns:
             Columns name, shape, dtype, device, rounding (of a step's result: "exact" in the type of the
             arithmetic, else "nearest", "stochastic" or "master"), states (in which dtype each is stored,
             in 16 bits "at random" where it is rounded so, or in 8 bits), placements, group, algorithm, view
-            (how it is read as matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on
-            whole matrices), route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step
-            gives to collectives). On a device the fact ``kernels`` has by source of kernels what computes:
-            "kernels", "libtorch (reason)", or "not loaded" before the first step; a line below the table
-            says it too.
+            (how it is read as matrices), transposed, lr_factor (multiplies ``lr``), rank, owner (the rank
+            that computes on whole matrices), route, state_bytes (on this rank), flops (of a step) and
+            wire_bytes (what a step gives to collectives). On a device, the table's attribute ``kernels``
+            maps each source of kernels to what computes: "kernels", "libtorch (reason)", or "not loaded"
+            before the first step. A line below the table repeats it.
         """
         first = ("name", "shape", "dtype")
         own = [

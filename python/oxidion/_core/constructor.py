@@ -65,12 +65,12 @@ class Sorter(Protocol):
     """Sorting of a model's parameters into groups."""
 
     options: frozenset[str]
-    """Arguments that say how a model is sorted, beside those that begin with `SCALAR`."""
+    """Arguments that say how a model is sorted, in addition to those that begin with `SCALAR`."""
 
     def prepare(
         self, cls: Any, given: dict[str, Any], options: dict[str, Any], usual: dict[str, Any]
     ) -> dict[str, Any]:
-        """The arguments of a constructor with groups in the place of a model."""
+        """Returns the arguments of a constructor with groups instead of a model."""
 
     def name_algorithm(self, cls: Any, group: dict[str, Any], lr: Any) -> None:
         """Replaces what a group has as its algorithm by the algorithm's name, in place."""
@@ -275,7 +275,7 @@ def unknown(
         value: what was given for it.
         known: its arguments.
         keys: of its groups.
-        options: arguments beside a model.
+        options: arguments that are allowed only with a model.
     """
     what = f"{cls.__name__}() has no argument {key!r}, got {value!r}"
     return TypeError(f"{what}; {_advice(key, known, keys, options)}")
@@ -313,9 +313,9 @@ def _checked(
     keys: frozenset[str],
     sorter: Callable[[], Sorter] | None,
 ) -> Callable[..., None]:
-    """A constructor that names the nearest argument to an unknown one.
+    """Returns a constructor whose error for an unknown argument names the nearest known one.
 
-    Keys of groups are left to the sorter: they are arguments beside a model.
+    Group keys are left to the sorter: as arguments they are allowed only with a model.
     """
     own = frozenset(names)
 
@@ -355,7 +355,7 @@ def _prepared(
     usual: dict[str, Any],
     sorter: Callable[[], Sorter],
 ) -> Callable[..., None]:
-    """A constructor that takes a model in the place of parameters, and group keys of a user's own."""
+    """Returns a constructor that accepts a model instead of parameters, and a user's own group keys."""
     own = frozenset(names)
 
     @functools.wraps(init)

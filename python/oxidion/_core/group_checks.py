@@ -38,7 +38,7 @@ def name(
 
     Raises:
         ValueError: for names where the other groups have none, and for a name that another parameter has.
-        TypeError: for a module in the place of its parameters.
+        TypeError: for a module instead of its parameters.
     """
     held = listed(group.get("params"))
     if isinstance(held, nn.Module):
@@ -77,14 +77,14 @@ def name(
 
 
 def refuse_known(extra: Iterable[str], classes: Collection[Any]) -> None:
-    """Refuses group keys of a user's own that groups may have without being told.
+    """Refuses extra group keys that groups may have in any case.
 
     Args:
         extra: the keys.
-        classes: of all optimizers, with their group keys and other words for them.
+        classes: all optimizer classes, with their group keys and synonyms.
 
     Raises:
-        ValueError: that names one.
+        ValueError: for such a key; it names the key.
     """
     schemas = {cls._ALGORITHM: cls._SCHEMA for cls in classes}
     known = schema.known_keys(schemas).union(schema.SPELLINGS, *(cls._WORDS for cls in classes))
@@ -194,7 +194,7 @@ def warn_of_tables(cls: str, group: Mapping[str, Any], number: int) -> None:
 
 
 def lacks_rank(own: Mapping[str, validate.Field], groups: Iterable[Mapping[str, Any]]) -> bool:
-    """True for a class that projects gradients, by its group keys, of which no group has a rank."""
+    """Returns True for a class that projects gradients, by its group keys, if no group has a rank."""
     return "rank" in own and not any(group.get("rank") for group in groups)
 
 

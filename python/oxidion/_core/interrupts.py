@@ -33,7 +33,7 @@ class Deferred:
     _arrived: list[tuple[int, FrameType | None, float]]
 
     def __enter__(self) -> Deferred:
-        """Puts a handler that takes notes in the place of every handler that is a function."""
+        """Replaces every handler that is a function by one that only records the signal."""
         self._handlers, self._arrived = [], []
         if threading.current_thread() is not threading.main_thread():
             return self

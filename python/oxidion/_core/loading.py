@@ -39,12 +39,12 @@ def check_form(
     whose: str = "the state dict",
     way_out: str = "Load what state_dict() of an optimizer returned",
 ) -> None:
-    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys.
+    """Refuses anything but a state dict: a dict of states by key, and of groups that list the keys.
 
     Args:
-        state_dict: what was given for one.
-        whose: what an error calls it.
-        way_out: what an error advises.
+        state_dict: the value to check.
+        whose: its name in an error.
+        way_out: the advice in an error.
     """
 
     def refuse(place: str, wanted: str, got: object) -> NoReturn:
@@ -173,7 +173,7 @@ def _check_order(groups: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str,
 
 
 def _hints(groups: Sequence[Mapping[str, Any]], own: list[dict[str, Any]]) -> Iterator[str]:
-    """For each parameter what the state dict calls the one in its place, where that is another name."""
+    """Yields for each parameter the name that the state dict has at its position, where it differs."""
     for group, target in zip(groups, own, strict=True):
         here = target.get("param_names") or [None] * len(group["params"])
         for name, ours in zip(group.get("param_names") or here, here, strict=True):
@@ -187,7 +187,7 @@ def _check_states(
     given = zip(parameters(groups), names(groups), saved, strict=True)
     held = {param: _entries(name, states) for param, name, states in given}
     public = optimizer._STATE_NAMES
-    # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
+    # The plan is made without quantized states: its error about wrong ones would name roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
     plan = _plan(optimizer, groups, numbers)
     listed = plan.state_specs()
@@ -223,7 +223,7 @@ def _check_states(
 
 
 def _entries(name: str, states: object) -> dict[Any, Any]:
-    """A copy of the states of a parameter; refuses what is no dict, and tensors on meta."""
+    """Returns a copy of a parameter's states; refuses anything but a dict, and tensors on meta."""
     if not isinstance(states, dict):
         raise ValueError(f"{name}: its state must be a dict, got {reprlib.repr(states)}")  # noqa: TRY004
     for key, value in states.items():
@@ -235,9 +235,9 @@ def _entries(name: str, states: object) -> dict[Any, Any]:
 def _check_all_there(
     groups: list[dict[str, Any]], held: Mapping[Tensor, Any], listed: Sequence[Sequence[object]]
 ) -> None:
-    """Refuses a parameter without states in a group that has some: it would begin anew.
+    """Refuses a parameter without states in a group that has some: they would start from zero.
 
-    ``listed`` has the specs of the states of each parameter.
+    ``listed`` holds the specs of each parameter's states.
     """
     stepped = {param for param, specs in zip(held, listed, strict=True) if specs}
     for number, group in enumerate(groups):
@@ -260,7 +260,7 @@ def without_states(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]
 
 
 def _is_number(entry: tuple[Any, Any]) -> bool:
-    """True for an entry that is neither codes nor their scales."""
+    """Returns True for an entry that is neither a quantized state nor its scales."""
     key, value = entry
     coded = isinstance(value, Tensor) and value.dtype == torch.uint8
     return not coded and not (isinstance(key, str) and key.endswith(SCALES))

@@ -31,7 +31,7 @@ def check(group: Mapping[str, Any], where: str) -> None:
         where: what an error calls it.
 
     Raises:
-        ValueError: for random rounding beside them, and for parameters of another dtype.
+        ValueError: for stochastic rounding in the same group, and for parameters of another dtype.
     """
     if not group.get(SETTING):
         return
@@ -42,7 +42,7 @@ def check(group: Mapping[str, Any], where: str) -> None:
         )
     names = group.get("param_names")
     for at, param in enumerate(group.get("params", ())):
-        # A state dict lists numbers in the place of parameters.
+        # A state dict lists numbers instead of parameters.
         if not isinstance(param, Tensor) or param.dtype == torch.bfloat16 or not param.requires_grad:
             continue
         name = names[at] if names else f"parameter {at} of {where}"
@@ -95,7 +95,7 @@ def whole_weight(param: Tensor, own: Mapping[str, Any]) -> Tensor:
 
 
 def joined(high: Tensor, low: Tensor) -> Tensor:
-    """The float32 weights of which these are bfloat16 parameters and int16 remainders."""
+    """Returns the float32 weights that bfloat16 parameters and int16 remainders make up."""
     halves = high.contiguous().view(torch.int16).int(), low.int()
     bits = ((halves[0] - (halves[1] < 0).int()) << 16) | (halves[1] & 0xFFFF)
     found = bits.view(torch.float32)

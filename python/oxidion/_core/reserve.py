@@ -34,16 +34,16 @@ LINE = 64
 """Bytes at whose multiples the parts of a shared mapping begin."""
 
 PAGE, STAGGER = 4096, 7 * LINE
-"""Mappings begin at other lines of a page, so many bytes apart. A step works on several of them at once;
-where all have the same place in their page, they have the same few places in the first-level cache."""
+"""Size of a page, and bytes by which the starts of mappings in their pages differ. A step works on several
+mappings at once: with equal starts they would compete for the same few sets of the first-level cache."""
 
 _mappings = count()
 
 SHARE = 4
-"""One part in so many of the memory that is free is asked for ahead at most."""
+"""Divisor of the free memory: at most that fraction of it is requested ahead."""
 
 STRETCH = 1 << 23
-"""Bytes that the thread asks for at once: nobody waits for it longer than these take."""
+"""Bytes that the thread requests at once: no caller waits for it longer than these take."""
 
 WIPE_ON_FORK, KEEP_ON_FORK, POPULATE_WRITE = 18, 19, 23
 """``madvise`` of Linux; the last one, of 5.14, writes nothing that shows."""
@@ -198,9 +198,9 @@ class Reserve:
 
 @atexit.register
 def stop() -> None:
-    """Ends the threads, after a stretch at most: nobody uses their memory any more.
+    """Ends the threads, each after one ``STRETCH`` at most: at exit their memory is no longer needed.
 
-    One that came back to an interpreter that is being torn down would end the process with SIGABRT.
+    A thread that returned to an interpreter in teardown would end the process with SIGABRT.
     """
     running = [*_filling.items()]
     for _, dropped in running:
@@ -210,7 +210,7 @@ def stop() -> None:
 
 
 def _free_bytes() -> int:
-    """Memory that this process may take and nobody else uses; 0 where the system does not say."""
+    """Returns this process's share of the free memory in bytes; 0 where the system does not report it."""
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         sizes = dict(line.split(":") for line in lines)

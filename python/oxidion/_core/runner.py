@@ -1,4 +1,4 @@
-"""Runners of a step's schedule: the direct one, and what another has to do in its place."""
+"""Runners of a step's schedule: the direct one, and the protocol that any other implements."""
 
 from __future__ import annotations
 

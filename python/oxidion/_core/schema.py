@@ -150,7 +150,7 @@ def spell(
 
 
 def mirrors_betas(schema: Mapping[str, Field]) -> bool:
-    """True for algorithms whose groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
+    """Returns True for algorithms whose groups mirror ``betas`` in ``beta1`` and ``beta2``."""
     return "betas" in schema and validate.is_pair(schema["betas"].default)
 
 

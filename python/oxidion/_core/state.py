@@ -199,17 +199,17 @@ def check_absent(
 
 
 def check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str, bits: int) -> None:
-    """Refuses codes where there are none, codes without scales, scales without codes, and codes as numbers.
+    """Refuses 8-bit states that the plan does not allow, that lack values or scales, or that are floats.
 
     Args:
-        own: the states of the parameter that are there.
-        key: of the state.
-        spec: that the plan asks for.
-        name: of the parameter.
-        bits: of the states of the group from which they come.
+        own: the states of the parameter.
+        key: the key of the state.
+        spec: the state's spec in the plan.
+        name: the name of the parameter.
+        bits: ``state_bits`` of the group from which they come.
 
     Raises:
-        ValueError: that names the key.
+        ValueError: for such a state; it names the key.
     """
     value, scales = own.get(key), own.get(key + SCALES)
     coded = isinstance(value, Tensor) and value.dtype == torch.uint8
@@ -230,7 +230,7 @@ def check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name:
 
 
 def _has_codes(value: object) -> bool:
-    """True for numbers of which all are codes of 8 bits, and not all 0 or 1."""
+    """Returns True for floats that are all integers in 0..255, and not only 0 and 1: 8-bit values."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     if str(value.dtype).removeprefix("torch.") not in DTYPES:
@@ -383,7 +383,7 @@ def _pinned(own: Tensor) -> Tensor:
 
 
 def pin(groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]]) -> None:
-    """Puts the states of parameters that are in pinned memory there too, counters apart."""
+    """Moves the states of parameters in pinned memory into pinned memory, except counters."""
     for _, param, own in entries_of(state, groups):
         if not local(param).is_pinned():
             continue
@@ -394,7 +394,7 @@ def pin(groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]]) ->
 
 
 def _is_pageable(own: Tensor) -> bool:
-    """True for memory of the host, of which there is some, that might be pinned."""
+    """Returns True for a non-empty tensor of the CPU, whose memory might be pinned."""
     return own.is_cpu and own.numel() > 0
 
 
@@ -436,7 +436,7 @@ def has_memory(value: Tensor) -> bool:
 
 
 def _copied(value: Any, where: torch.device, key: object = None, *, counts_there: bool) -> Any:
-    """A copy on a device of a state, or of what holds some; a counter stays where it is, but if told to."""
+    """Copies a state or a container of states to a device; counters keep theirs unless ``counts_there``."""
     if isinstance(value, Tensor):
         if not has_memory(value):
             raise ValueError(
@@ -486,7 +486,7 @@ def existing(
 def whole(
     own: Mapping[str, Any], key: str, specs: Mapping[str, Mapping[str, Any]], role: str, groups: Groups
 ) -> Tensor:
-    """All of a state on every rank; the numbers that codes stand for. ``specs`` are those of all roles."""
+    """Gathers a state on every rank and dequantizes it. ``specs`` are those of all roles."""
 
     def part(ending: str) -> Tensor:
         value, spec = own[key + ending], specs[role + ending]

@@ -47,7 +47,7 @@ class _Begun(NamedTuple):
         session: with the step begun; None where it could not begin or is skipped.
         error: why it could not begin.
         skip: whether a gradient scaler found infinities.
-        planned: whether it was planned anew.
+        planned: whether it was replanned.
         moves: False where it makes states and changes nothing.
     """
 
@@ -62,10 +62,10 @@ class Stepper:
     """Steps of an optimizer with ``param_groups`` and ``state``.
 
     Attributes:
-        compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
-            planned anew; 0 for the latter alone. None means 1 where steps communicate, else 64. It has to be
-            the same on all ranks. With process groups of NCCL alone the host does not wait for the device to
-            compare: what differs is told at the next step.
+        compare_every: Ranks compare what they are about to do once in this number of steps, and whenever
+            a step is replanned; 0 means only the latter. None means 1 where steps communicate, else 64. It
+            has to be the same on all ranks. With process groups of NCCL alone the host does not wait for the
+            device to compare: a difference is reported at the next step.
     """
 
     _STATE_NAMES: ClassVar[Names] = state_names()
@@ -174,7 +174,7 @@ class Stepper:
             groups = self._to_agree(planned=begun.planned)
             agreed = self._agreed_with(groups, begun, walk) if groups else self._agreed_alone(begun)
             if agreed and self._owned.scatter(self.state, self._groups or {}) and begun.session:
-                # What is due in this step depends on states that were not there.
+                # The work scheduled in this step depends on states that were missing before.
                 begun.session.abandon()
                 session = self._begin_session(grad_factor)
                 self._runner.prepare(session)
@@ -200,7 +200,7 @@ class Stepper:
             if not skip:
                 session = self._begin_session(grad_factor)
                 self._runner.prepare(session)
-        except Exception as raised:  # told to the other ranks first
+        except Exception as raised:  # reported to the other ranks first
             error = raised
         planned = self._session is not before or self._replanned or self._is_unchecked
         planned = planned or bool(self._unlooked())
@@ -208,7 +208,7 @@ class Stepper:
         return _Begun(session, error, skip, planned, moves)
 
     def _agreed_alone(self, begun: _Begun) -> bool:
-        """True where a step is taken of which no other rank is asked."""
+        """Returns True if a step that involves no other rank is taken."""
         if begun.error is not None:
             raise begun.error
         return begun.moves and not begun.skip
@@ -263,7 +263,7 @@ class Stepper:
         return alike and collectives.run_ahead(groups.values()) and not session.misplaced_gradients()
 
     def _look_back(self) -> None:
-        """Looks at what the ranks compared before the last step, if nobody waited for it then.
+        """Evaluates the comparison of ranks before the last step, if this rank did not wait for it then.
 
         Raises:
             PoisonedOptimizer: on every rank, where they disagreed.
@@ -289,7 +289,7 @@ class Stepper:
     def _check_agreed(
         self, groups: comm.Groups, planned: Sequence[comm.Ranks], session: Session | None
     ) -> None:
-        """Compares copies on the axes where the step was planned anew, and all gradients if asked to."""
+        """Compares copies on the axes where the step was replanned, and all gradients if asked to."""
         if self._meshes.check:
             agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
         if session is None or not planned:
@@ -377,7 +377,7 @@ class Stepper:
             )
 
     def _compute_alike(self, groups: comm.Groups, planned: Sequence[comm.Ranks]) -> None:
-        """Has a source of kernels off on all ranks where it is off on one: their copies would drift apart."""
+        """Turns a source of kernels off on all ranks if it is off on one: replicas would diverge."""
         where = device.device_of(self.param_groups)
         if device.number_of(where) is not None:
             off = agree.union(self_check.flags(where), groups, planned)
@@ -434,7 +434,7 @@ class Stepper:
         return groups if due else {}
 
     def _begin_session(self, grad_factor: float) -> Session:
-        """The session with this step begun: planned and bound anew where something changed."""
+        """Returns the session with this step begun, replanned and rebound where something changed."""
 
         def begins(session: Session) -> bool:
             streams = device.current_streams(self._places)
@@ -546,7 +546,7 @@ class Stepper:
         return session
 
     def _tell_cold(self) -> None:
-        """Says once of which groups a checkpoint had steps and no states."""
+        """Warns once about groups whose checkpoint had steps and no states."""
         for number in self._cold:
             logging.getLogger("oxidion").warning(
                 "group %d: its checkpoint has %d steps and no states, which start from zero. An optimizer "
@@ -578,7 +578,7 @@ class Stepper:
         return self._groups
 
     def _forget(self) -> None:
-        """Plans anew at the next step."""
+        """Drops the plan, so that the next step is replanned."""
         self._session = self._evidence = None
         self._groups = None
         self._agreed = False

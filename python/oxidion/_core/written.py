@@ -1,4 +1,4 @@
-"""Settings that were written into groups since the last step: noticed at little cost, to be checked anew."""
+"""Cheap detection of settings that were written into groups since the last step, to be checked again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from oxidion._core import schema
 
 LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA}
-"""Keys that change from step to step; none goes with the value of another, apart from ``lr``."""
+"""Keys that change from step to step; except for ``lr``, none is checked against another key."""
 
 
 class _Seen(NamedTuple):

@@ -23,7 +23,7 @@ TIERS = ("auto", "libtorch", "kernels")
 FOR_ONE_ARCHITECTURE = "symmetric_wgmma.cu"
 """A source that is off on most devices, where another one does its work."""
 EMULATED = "emulated"
-"""Word for memory of the host in the place of a device's, as tests have it."""
+"""Word for host memory that stands in for a device's, as in tests."""
 
 _memory_of_the_host: list[bool] = []
 
@@ -133,7 +133,7 @@ def current_streams(devices: Sequence[torch.device]) -> list[int]:
 
 
 def stream_of(value: object) -> int:
-    """The handle of torch's current stream on the device of a tensor; 0 on the CPU and for what is no tensor.
+    """Returns the handle of torch's current stream on a tensor's device; 0 on the CPU and for non-tensors.
 
     Raises:
         RuntimeError: as `current_stream`.
@@ -149,7 +149,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def refuse_capture(device: torch.device) -> None:
-    """Refuses to make states while a graph is captured: each replay would make them anew.
+    """Refuses to make states while a graph is captured: each replay would make them again.
 
     Raises:
         RuntimeError: during a capture.
@@ -182,10 +182,10 @@ def _of_pathfinder() -> list[Path]:
 
 
 def nvrtc_libraries() -> list[Path]:
-    """Paths at which NVRTC may lie, the one to be tried first at the front.
+    """Returns candidate paths of NVRTC, the first to try at the front.
 
-    It is what NVIDIA's own search finds, then what pip installed beside torch, that of torch's major version
-    of CUDA first. Each is opened by its path: a toolkit on the loader's path is not taken for it.
+    They are what NVIDIA's own search finds, then what pip installed next to torch, with torch's major version
+    of CUDA first. Each is opened by its path, so a toolkit on the loader's path cannot replace it.
     """
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
@@ -208,9 +208,9 @@ def described(where: torch.device) -> str:
 
 
 def refusal_of_graphs(where: torch.device) -> str:
-    """Says why steps on a device are not captured; empty where they may be.
+    """Returns the reason why steps on a device are not captured; empty where they may be.
 
-    What libtorch is told, as a learning rate, would be that of the capture in every replay.
+    A scalar that is passed to libtorch, such as a learning rate, would keep its captured value in replays.
     """
     found = f"{where.type}, by libtorch" if tier() == "libtorch" else described(where)
     return "" if found == where.type else f"on {found}, what a step is told would be fixed by a capture"
@@ -218,10 +218,10 @@ def refusal_of_graphs(where: torch.device) -> str:
 
 @cache
 def prepare(*, emulated: bool = False) -> None:
-    """Tells the core where to keep machine code and where NVRTC is.
+    """Passes the folder for machine code and the paths of NVRTC to the core.
 
     Args:
-        emulated: whether memory of the host is to count as that of a device, for tests without one.
+        emulated: whether host memory counts as a device's, for tests without a device.
     """
     if torch.version.hip and tier() == "libtorch":
         logging.getLogger("oxidion.cuda").warning(

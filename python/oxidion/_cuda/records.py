@@ -1,4 +1,4 @@
-"""Records of a device that are kept from one process to the next, beside its machine code."""
+"""Records of a device that are kept across processes, next to its machine code."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def write(file: Path, told: Mapping[str, Any]) -> None:
 
 @contextmanager
 def turn(seconds: float) -> Iterator[bool]:
-    """Waits until no other process of this user is at the devices; False where that takes too long.
+    """Waits until no other process of this user checks the devices; yields False if that takes too long.
 
-    Where a file system has no locks, everybody has the turn.
+    On a file system without locks no process waits.
     """
     where = folder()
     if where is None:

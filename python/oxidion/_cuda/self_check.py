@@ -53,12 +53,12 @@ CHECKS = 5
 LIMIT, STARTING = 20.0, 120.0
 """Seconds for a source, and until the process that compares has loaded all libraries."""
 SOURCES_IN_ALL = 3
-"""All sources together have so many times the seconds of one."""
+"""Limit for all sources together, as a multiple of the seconds of one."""
 MARK = "oxidion-self-check "
 """Before each line that the child says to its parent."""
 REPORT = "python -m oxidion gpu-check"
 PROVEN: frozenset[str] = frozenset()
-"""Architectures of which a report in ``docs/gpu-reports`` shows that ``symmetric_wgmma.cu`` is right."""
+"""Architectures for which a report in ``docs/gpu-reports`` shows that ``symmetric_wgmma.cu`` is right."""
 GROUPS = ("symmetric_wgmma.cu", "symmetric_mma.cu")
 """A source that is used by default only where it is proven, and the one that does the same everywhere."""
 SOURCES = (
@@ -115,10 +115,10 @@ def is_on() -> bool:
 
 
 def seconds_of_a_source() -> float:
-    """The time that the check of a source may take.
+    """Returns the seconds that the check of a source may take.
 
     Raises:
-        ValueError: for what is no positive number in ``OXIDION_SELF_CHECK_SECONDS``.
+        ValueError: for anything but a positive number in ``OXIDION_SELF_CHECK_SECONDS``.
     """
     word = os.environ.get(SECONDS) or str(LIMIT)
     try:
@@ -153,7 +153,7 @@ def approve(where: torch.device, names: Sequence[str]) -> None:
     """Loads the sources that a plan asks for, outside of a step, and turns off those that are not right.
 
     Warns:
-        UserWarning: for each that is off from now on.
+        UserWarning: for each source that is turned off.
     """
     number = device.number_of(where)
     if number is None or device.tier() != "auto" or os.environ.get(VARIABLE) == "child":
@@ -404,7 +404,7 @@ class Child:
         return self._lines.get(timeout=max(until - time.monotonic(), 0.001))
 
     def verdicts(self, names: Sequence[str], spent: float) -> dict[str, Verdict]:
-        """All that it found before it ended, at least one verdict; others have spent so many seconds."""
+        """Returns the verdicts reached before it ended, at least one; ``spent`` seconds are used already."""
         found: dict[str, Verdict] = {}
         limit = seconds_of_a_source()
         at, since, in_time = "", 0.0, True

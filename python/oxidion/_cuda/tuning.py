@@ -135,9 +135,9 @@ def _child(word: str, images: Mapping[str, str]) -> tuple[list[float | None] | N
 
 
 def flags(number: int) -> list[int]:
-    """Two numbers for each class, of which the largest over all ranks count.
+    """Returns two numbers for each class, whose maxima over all ranks are used.
 
-    Whether the kernel is not the faster way, and whether that is not known.
+    The first is 1 if the kernel is not the faster way, the second if that is not known.
     """
     wins = _in_use.get(number) or [None] * len(symmetric_classes())
     return [n for win in wins for n in (int(not win), int(win is None))]

@@ -1,4 +1,4 @@
-"""Agreement of the ranks before a step: nobody enters a collective that another never reaches."""
+"""Agreement of the ranks before a step, so that no rank enters a collective that another never reaches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oxidion._dist.grid import PRIME, Known, Weights, weights_of
 from oxidion._oxidion import PlanMismatch, Session
 
 SUM, COPY = ":Partial(Sum)/", ":Replicate/"
-"""Placements in the lines of a plan of which gradients are sums of contributions, and of copies."""
+"""Placements of gradients in the lines of a plan: partial sums, and copies."""
 
 
 class Agreed(NamedTuple):
@@ -26,7 +26,7 @@ class Agreed(NamedTuple):
 
     Attributes:
         taken: False when any rank leaves the step out.
-        planned: the axes on which a rank has planned it anew.
+        planned: the axes on which a rank has replanned it.
         is_grid: whether the axes of all ranks are those of a grid; False where not all waited.
         pending: what is looked at before the next step, where any rank did not wait for the others.
         moves: False where no rank has anything to step with.
@@ -40,14 +40,14 @@ class Agreed(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums of all that the ranks of an axis have told each other.
+    """Sums of the numbers that the ranks of an axis have exchanged.
 
     Attributes:
         failed: ranks that could not begin the step.
-        who: the sum of their numbers, each one more than its rank.
+        who: the sum of ``rank + 1`` over these.
         skipped: ranks that leave the step out.
-        planned: ranks that have planned it anew.
-        late: ranks that look at this before their next step.
+        planned: ranks that have replanned it.
+        late: ranks that read this only before their next step.
         uneven: ranks whose axes are not those of the others' grid.
         moving: ranks whose step could change a weight or a state.
         plan: 0 where the ranks of every axis plan alike.
@@ -96,13 +96,13 @@ CARRIED = Totals._fields.index("axes")
 
 
 class Evidence:
-    """Facts about a step that are told only once ranks are found to disagree about it.
+    """Facts about a step that are exchanged only once ranks are found to disagree about it.
 
     Args:
         session: with the step begun; None where it could not begin or is skipped.
         gradients: whether the ranks have to agree on which parameters have gradients.
-        device: the kind of device on which the parameters lie.
-        states: by the ranks of an axis the states that all of them gather.
+        device: the type of the parameters' device.
+        states: the states that all ranks of an axis gather, by these ranks.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Evidence:
         return self._facts[ranks]
 
     def keep(self, ranks: Ranks, before: Evidence | None) -> None:
-        """Notes which gradients there are, which a session forgets; the same as before are not read anew."""
+        """Keeps the details of gradients, which a session forgets; unchanged ones come from ``before``."""
         if self._session is None or not self._gradients:
             return
         known = before._kept if before is not None and before._session is self._session else {}
@@ -171,14 +171,14 @@ class Pending:
         self._told = told
 
     def told(self) -> list[Totals]:
-        """All that the ranks of each axis have told; waits for it."""
+        """Returns the sums of each axis; waits for them."""
         if isinstance(self._told, Sums):
             self._told = [Totals.of(totals) for totals in self._told.read()]
         return self._told
 
     @property
     def is_planned(self) -> bool:
-        """True where a rank planned the step anew."""
+        """Returns True if a rank replanned the step."""
         return self.told()[-1].planned > 0
 
     def complaint(self, *, together: bool) -> str:
@@ -233,14 +233,14 @@ def agree(
         error: why it could not begin.
         step: the number of the step.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
-        planned: whether this rank has planned the step anew.
+        planned: whether this rank has replanned the step.
         moves: whether the step could change a weight or a state of this rank.
         gradients: whether the ranks have to agree on which parameters have gradients.
         late: whether this rank takes the step without waiting for the others: on a grid, after they have
             agreed on its plan.
         before: facts about the step before, where this rank did not wait there either.
-        device: the kind of device on which the parameters lie.
-        states: by the ranks of an axis the states that all of them gather.
+        device: the type of the parameters' device.
+        states: the states that all ranks of an axis gather, by these ranks.
 
     Returns:
         An outcome that is pending where any rank is late. One that waited does not take the step then if
@@ -334,9 +334,9 @@ def _agree_axis_by_axis(
 
 
 def union(flags: Sequence[int], groups: Groups, anew: Sequence[Ranks]) -> list[int]:
-    """The largest of each number over all ranks that axes connect, on which a rank has planned anew.
+    """Returns the maximum of each number over all ranks connected by axes on which a rank replanned.
 
-    Twice over all of them: on a mesh of two axes or three, what a rank has comes to every other one.
+    It reduces over these axes twice: on a mesh of two or three axes every number then reaches all ranks.
     """
     found = list(flags)
     for _ in range(2):
@@ -380,7 +380,7 @@ def check_copies(
         rows: tensors with the names of their parameters; the same parameters on all ranks.
         ranks: the ranks that hold copies.
         group: their process group.
-        hint: the way out.
+        hint: the advice in the error.
         what: what the tensors are.
         error: raised on every rank when the tensors of a parameter differ.
     """

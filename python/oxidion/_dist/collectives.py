@@ -230,7 +230,7 @@ class Sums:
         if where.type == "cpu":
             self._totals = _chained(own, carried, groups)
             return
-        # Beside the stream of the steps, whose work neither waits for this nor is waited for.
+        # On a separate stream, so that neither this nor the steps' work waits for the other.
         stream = _stream_of(where)
         with torch.cuda.stream(stream):
             there = _chained(pinned(own).to(where, non_blocking=True), carried, groups)

@@ -268,7 +268,7 @@ def mesh_of(group: Any, device: str) -> Any:
 
 
 def sharded(own: Tensor, mesh: Any, dim: int) -> Tensor:
-    """A DTensor of equal parts along a dimension, of which this process holds ``own``."""
+    """Returns a DTensor of equal shards along a dimension; ``own`` is this process's shard."""
     from torch.distributed.tensor import DTensor, Shard
 
     whole: Tensor = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False)
@@ -283,14 +283,14 @@ def lines_of(param: Tensor) -> list[Ranks]:
 
 
 def shares_ranks(name: str, mesh: Any, params: Iterable[Tensor]) -> bool:
-    """True for a mesh of which an axis shares ranks with an axis of a parameter's mesh and is not the same.
+    """Returns True if an axis of a mesh shares ranks with another axis, one of a parameter's mesh.
 
-    Its ranks cannot all hold copies of that parameter.
+    The ranks of such an axis cannot all hold copies of that parameter.
 
     Args:
-        name: what an error calls the mesh.
+        name: the name of the mesh in an error.
         mesh: a mesh or process group.
-        params: parameters, of which DTensors are looked at.
+        params: parameters; only DTensors are considered.
 
     Raises:
         TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
@@ -351,15 +351,15 @@ def gradient_like(param: Any) -> Tensor:
 
 
 def with_local(tensor: Tensor, own: Tensor) -> Tensor:
-    """A tensor like ``tensor`` of which this process holds ``own``."""
+    """Returns a tensor like ``tensor`` with the local part ``own``."""
     like: Any = tensor
     return _assembled(own, like, like.placements, like.shape, like.stride()) if is_distributed(like) else own
 
 
 def _assembled(own: Tensor, param: Any, placements: Any, shape: Any, stride: Any = None) -> Tensor:
-    """A DTensor on the mesh of ``param`` of which this process holds ``own``; contiguous without a stride.
+    """Returns a DTensor on the mesh of ``param`` with the local part ``own``; contiguous without a stride.
 
-    It stays where it lies, which for a shard that was offloaded is not the device of the mesh.
+    The local part keeps its device, which for an offloaded shard is not that of the mesh.
     """
     stride = torch.empty(shape, device="meta").stride() if stride is None else stride
     return dtensor(own, param.device_mesh, placements, torch.Size(shape), stride)
@@ -392,7 +392,7 @@ def _placements(param: Any, shards: Sequence[int | None]) -> list[Any]:
 
 
 def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
-    """A state as the kind of tensor that its parameter is, of which this process holds ``own``."""
+    """Returns a state as the kind of tensor that its parameter is, with the local part ``own``."""
     if not is_distributed(param):
         return own
     return _assembled(own, param, _placements(param, spec["shards"]), spec["shape"])
@@ -409,7 +409,7 @@ def in_bytes(value: Tensor) -> Tensor:
 
 
 def from_bytes(value: Tensor) -> Tensor:
-    """The int16 numbers of which `in_bytes` made pairs of bytes, in the same memory where it can be."""
+    """Returns the int16 numbers that `in_bytes` split into bytes, in the same memory where it can be."""
     own = local(value).detach().contiguous()
     own = own.clone() if own.storage_offset() % 2 else own
     own, like = own.view(torch.int16).squeeze(-1), cast("Any", value)

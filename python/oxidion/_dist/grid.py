@@ -60,12 +60,12 @@ def known(groups: Groups, axes: RootAxes) -> Known:
 
 
 def grid_of(groups: Groups, me: int) -> tuple[Any, ...] | None:
-    """The grid of which these are the axes through a rank: its first rank, distance and size of each axis.
+    """Returns the grid whose axes through a rank these are: its first rank, distance and size of each axis.
 
     Returns:
-        None where they are not those of a grid with the outermost first. Ranks that all find the same one are
-        on one grid and have all of its lines as groups: with distances that leave room for what lies inside
-        of them a rank has one place on it.
+        None if they are not the axes of a grid with the outermost first. Ranks that all find the same grid
+        are on it and have all of its lines as groups. Each distance exceeds the extent of the inner axes, so
+        that a rank has one place on it.
     """
     axes, first = [], me
     for ranks in groups:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that nobody vouches for: a file of ``torch.save``, a folder of DCP.
+"""Tensors of a checkpoint from an untrusted source: a file of ``torch.save``, a folder of DCP.
 
 Nothing that a checkpoint names is called. Files are loaded with ``weights_only=True``. The metadata of a
 folder is a pickle: it is read into records without methods, by names of classes that are never looked up.

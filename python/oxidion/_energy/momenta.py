@@ -17,7 +17,7 @@ from oxidion._oxidion import dequantize_blockwise
 KEYS = ("momentum", "momentum_buffer", "exp_avg")
 """State keys of momenta, those of the classes here and of torch's optimizers."""
 PROJECTIONS = ("proj", "projector")
-"""State keys beside which moments are those of a projected gradient."""
+"""State keys whose presence means that moments are those of a projected gradient."""
 WEIGHTS = "weights"
 """Word that asks for the weights of a model where a state key asks for states."""
 
@@ -45,11 +45,11 @@ class Candidate(NamedTuple):
     key: str
 
     def value(self) -> Tensor:
-        """The tensor, decoded where it is stored in 8 bits.
+        """Returns the tensor, dequantized where it is stored in 8 bits.
 
         Raises:
-            Unfit: for anything but a dense tensor of floating-point numbers or of codes with scales.
-            ValueError: for tensors that are not all there, and settings that do not fit.
+            Unfit: for anything but a dense tensor of floating-point numbers or of 8-bit values with scales.
+            ValueError: for incomplete tensors, and for settings that do not fit.
         """
         tensor = whole(self.entries[self.key].read(), self.name)
         scales = self.entries.get(self.key + SCALES)

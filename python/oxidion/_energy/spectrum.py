@@ -125,7 +125,7 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _apart(tensor: Tensor, count: Any) -> Tensor:
-    """The matrices of which so many alternate row by row, stacked: ``[matrices, rows, columns]``.
+    """Returns the ``count`` matrices whose rows alternate, stacked: ``[matrices, rows, columns]``.
 
     Raises:
         ValueError: for a count that does not divide the rows.

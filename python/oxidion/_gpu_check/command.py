@@ -290,7 +290,7 @@ def check(
 def _kept(file: Path) -> dict[tuple[int, str], dict[str, Any]]:
     """Returns the outcomes that a report has.
 
-    A part that ran alone when the report was cut counts as crashed; of several, nobody knows which it was.
+    A part that ran alone when the report was cut counts as crashed; of several, it is unknown which one did.
     """
     old = read_json(file).get("parts", [])
     cut = [part for part in old if part["status"] == "LEFT_OUT" and part["reason"] == RUNNING]

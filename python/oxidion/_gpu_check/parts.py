@@ -65,7 +65,7 @@ EXCHANGE = Setting("", {}, bar=0.0)
 
 _EIGHT, _ROUNDED = {"state_bits": 8}, {"stochastic_rounding": True}
 _MASTERS, _MOMENTS = {"master_weights": True}, {"state_dtype": torch.bfloat16}
-_NARROWER = {"state_dtype": torch.float32}  # beside weights in float64
+_NARROWER = {"state_dtype": torch.float32}  # for weights in float64
 _FLOAT32 = {"orth_dtype": "float32"}
 _POWER = {**_FLOAT32, "denom_power": 0.25}
 _SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
@@ -86,8 +86,8 @@ def _exact(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
 
 
 def _narrow(cls: str, group: dict[str, Any]) -> Setting:
-    # Of some 100000 averages a few lie so near to a threshold that they may go to either side, 1/128 apart,
-    # which is several updates.
+    # Of some 100000 averages a few are so near to a threshold that they may be rounded to either side. The
+    # sides differ by 1/128, which is several updates.
     return Setting(cls, {}, shapes=SMALL, bar=0.25, group={**group, "average_dtype": "bfloat16"})
 
 
@@ -250,7 +250,7 @@ def guarded(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _guard(dtype: torch.dtype) -> float:
-    """A number that no kernel has a reason to write: none at all, or of codes one in the midst."""
+    """Returns a value that no kernel has a reason to write: NaN, or 85 for 8-bit values."""
     return float("nan") if dtype.is_floating_point else 85
 
 
@@ -460,7 +460,7 @@ def multiplied(device: torch.device, by: str) -> list[Tensor]:
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest relative difference in the Frobenius norm; infinite where something is no number."""
+    """Returns the largest relative difference in the Frobenius norm; infinite for NaN."""
     worst = 0.0
     for own, other in zip(found, expected, strict=True):
         off = float((own - other).norm() / other.norm().clamp_min(1e-300))

@@ -26,7 +26,7 @@ SLOWEST, FASTEST = 1e-3, 1e30
 LATEST = 3600
 """The longest latency in a file, in seconds."""
 LAUNCH = 1e-5
-"""Seconds that an instruction takes beside its work: launches of a handful of kernels."""
+"""Seconds that an instruction takes in addition to its work: launches of a handful of kernels."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Hardware:
         node: devices of a node.
         axes: links of axes by name, where they are known; they win over ``inner`` and ``outer``.
         collectives: seconds of a collective that sends next to nothing, and bytes per second, by kind, as
-            measured for groups of the size at hand; they win over all links.
-        hides: whether collectives travel while the device computes; not where the same cores do both.
-        share: how many devices take turns on one processor, of which each has its rates while all are busy.
+            measured for groups of this size; they win over all links.
+        hides: whether collectives run while the device computes; not where the same cores do both.
+        share: number of devices that take turns on one processor; each has its rates while all are busy.
         measured: whether rates and bandwidths are those that are reached, not published ones.
     """
 

@@ -30,7 +30,7 @@ Axis = tuple[str, list[int], int, str, int]
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a simulated optimizer, beside model and mesh.
+    """Settings of a simulated optimizer, in addition to model and mesh.
 
     Attributes:
         algorithm: of the matrices; embedding, head and vectors go to AdamW.

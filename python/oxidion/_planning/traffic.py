@@ -30,7 +30,7 @@ class Traffic:
 
 
 def traffic(transfers: Iterable[Mapping[str, Any]], mesh: Mapping[str, int]) -> list[Traffic]:
-    """The transfers of a plan by axis, in a step in which no projection is due; sums cross axes."""
+    """Returns a plan's transfers by axis, in a step without a scheduled projection; sums cross axes."""
     found = []
     every = [transfer for transfer in transfers if not transfer["when_due"]]
     sizes = {**mesh, **{transfer["axis"]: len(transfer["ranks"]) for transfer in every}}

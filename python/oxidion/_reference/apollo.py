@@ -19,7 +19,7 @@ from oxidion._reference.update import Group, State, ascending, betas_of
 
 PROJECTION_TAG = 4
 
-# Beside this share of an update's norm the last one is nothing to compare with.
+# A last norm of at most this share of an update's norm is negligible: it does not limit the update.
 NEGLIGIBLE = 2.0**-11.5
 
 

@@ -55,9 +55,9 @@ def operand_type(group: Group) -> torch.dtype:
 
 
 def stored_rounding(group: Group) -> float:
-    """Relative rounding, on average, of an element of the momentum: a quarter of a unit in the last place.
+    """Returns the average relative rounding of a momentum element: a quarter of a unit in the last place.
 
-    That of codes of 8 bits is 2^-6. Operands of products in TF32 are rounded as float16 is.
+    For 8-bit values it is 2^-6. Operands of products in TF32 are rounded as float16 is.
     """
     dtype = momentum_type(group)
     stored = float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
@@ -129,9 +129,9 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``adjust_lr``.
 
     Columns of R at rounding level, and those whose column of B Q depends on the ones before it, add nothing
-    to M or X and keep their column of Q; so do those at that level beside epsilon, but for M. A non-finite
-    momentum turns parameter and state into NaN. ``group["transposed"]``, where set, says which orientation to
-    take; otherwise the largest matrix decides for all.
+    to M or X and keep their column of Q. So do columns at that level compared with epsilon, but these add to
+    M. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set, says
+    which orientation to take; otherwise the largest matrix decides for all.
     """
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     momentum += ascending(grad, group)

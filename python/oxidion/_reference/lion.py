@@ -11,7 +11,7 @@ from oxidion._reference.update import Group, State, ascending, betas_of, take_el
 def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """Lion (arXiv:2302.06675): sign of an interpolated momentum.
 
-    ``U = sign(b1 m + (1 - b1) g)``, 0 for what is no number; ``m <- b2 m + (1 - b2) g``; decay;
+    ``U = sign(b1 m + (1 - b1) g)``, 0 for NaN; ``m <- b2 m + (1 - b2) g``; decay;
     ``X <- X - lr U``.
     """
     grad = ascending(grad, group)

@@ -38,7 +38,7 @@ def is_projected(param: Tensor, group: Group) -> bool:
 
 
 def is_due(steps: int, group: Group) -> bool:
-    """True where a step after ``steps`` others computes the projection anew."""
+    """Returns True if a step after ``steps`` others recomputes the projection."""
     gap = int(group.get("update_proj_gap", 200))
     place = (int(group.get("stream", 0)) * 0x9E3779B9) & 0xFFFFFFFF
     offset = (place * gap) >> 32 if group.get("stagger", False) else 0
@@ -46,10 +46,10 @@ def is_due(steps: int, group: Group) -> bool:
 
 
 def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | None) -> Tensor | None:
-    """The first singular vectors [d, r] of a side, or of what a sketch tells; None where it is not finite.
+    """Returns the first singular vectors [d, r] of a side, or of its sketch; None if it is not finite.
 
-    A sketch ``Y = G G^T Omega`` stands for ``Y (Omega^T Y)^+ Y^T``. Of each vector the entry of largest
-    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those that torch gives the
+    A sketch ``Y = G G^T Omega`` stands for ``Y (Omega^T Y)^+ Y^T``. The entry of largest magnitude of each
+    vector is positive. With ``svd="exact"`` and not ``on_device``, signs are those that torch gives the
     vectors of the gradient before ``maximize``.
     """
     if not bool(grad.isfinite().all()):

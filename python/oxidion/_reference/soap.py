@@ -127,7 +127,7 @@ class Bases:
         return {side: self.found[side][block] for side in self.sides}
 
     def learn(self, block: int, grad: Tensor, beta: float, steps: int) -> None:
-        """Takes a gradient into the factors, and computes the bases anew where that is due."""
+        """Adds a gradient to the factors, and recomputes the bases where that is scheduled."""
         is_first = bool(self.since[block] == 0)
         if grad.isfinite().all():
             for side in self.sides:
@@ -150,7 +150,7 @@ class Bases:
 
 
 def soap_merged_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-    """SOAP on one matrix of merged dimensions, or of one column; factors keep dimensions of a side apart."""
+    """SOAP on one matrix of merged dimensions, or one column; factors keep a side's unmerged dimensions."""
     merged = merged_shape(param.shape, int(group.get("max_precondition_dim", 10000)))
     if len(merged) > 2:
         raise ValueError(f"{tuple(param.shape)} is merged to {merged}: two dimensions are the most")

@@ -135,5 +135,5 @@ def average(state: State, role: str, value: Tensor, beta: float, weight: float |
 
 
 def grad_norm(grads: Sequence[Tensor]) -> float:
-    """The norm of all gradients of a group, which LAMB with ``max_grad_norm`` is told as ``grad_norm``."""
+    """Returns the norm of a group's gradients, which LAMB with ``max_grad_norm`` gets as ``grad_norm``."""
     return math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))

@@ -38,7 +38,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_optimizer_step_pre_hooks",
     ),
 }
-"""Private names that every version has, by what has them. Those that some lack stay in this module."""
+"""Private names that every version has, by their owner. Other modules use no name that a version lacks."""
 
 FLAT = ("_fsdp_flattened", "_is_flat_param")
 """Names that FSDP1 gives to parameters that it flattened, where it did."""

@@ -23,7 +23,7 @@ SEEN_LINES = 20
 
 
 class CompileError(Exception):
-    """A library that could not be made, with the reason and the way out."""
+    """Failure to compile a library, with the reason and a hint."""
 
 
 def compiler() -> list[str] | None:
@@ -60,7 +60,7 @@ def payload(torch: Path) -> str:
 
 
 def check(torch: Path, minor: tuple[int, int]) -> None:
-    """Refuses to compile without a compiler, or with headers of another version than the torch beside them.
+    """Refuses to compile without a compiler, or with headers of another version than the torch next to them.
 
     Raises:
         CompileError: without a compiler or headers, and for headers of another minor version.
@@ -80,12 +80,12 @@ def cxx11_abi(torch: Path) -> bool:
 
 
 def command(source: Path, torch: Path, to: Path, *, python: bool) -> list[str]:
-    """Command that compiles the source for the torch in this folder.
+    """Returns the command that compiles the source for the torch in this folder.
 
     Args:
         source: the generated source.
         torch: folder of the installed package ``torch``.
-        to: library to write; beside it is the file of `EXPORTS`.
+        to: library to write; the file of `EXPORTS` is next to it.
         python: with functions for Python's tensors; without them it runs in a process without Python.
 
     Raises:
@@ -125,7 +125,7 @@ def command(source: Path, torch: Path, to: Path, *, python: bool) -> list[str]:
 
 
 def compile_shim(source: Path, torch: Path, to: Path, *, python: bool = True) -> None:
-    """Compiles the library, which is in its place whole or not at all.
+    """Compiles the library, which is written completely or not at all.
 
     Raises:
         CompileError: with the end of the compiler's output.

@@ -132,9 +132,9 @@ def save_dcp(
     q_side: Literal["rows", "short"] | None = None,
 ) -> None:
     """Saves a checkpoint that microsoft/dion's training script can load: the model and the optimizer.
-
-    The folder is one of ``torch.distributed.checkpoint`` (DCP) with the entries "model" and "optimizer", of
-    which the latter has the states and group keys that microsoft/dion's class of the same name asks for. All
+    The folder is one of ``torch.distributed.checkpoint`` (DCP) with the entries "model" and "optimizer". The
+    latter has the states and group keys that microsoft/dion's class of the same name asks for. All ranks
+    call this together; it calls ``optimizer.synchronize_for_checkpoint()``. Settings that
     ranks call this together; it calls ``optimizer.synchronize_for_checkpoint()``. Settings that
     microsoft/dion does not know are left out. The AdamW of its Dion counts steps by group: a parameter that
     had fewer gradients than its group has steps gets the count of the group.

@@ -149,7 +149,7 @@ def _fitted(
 
 
 def _shape(name: object, param: tuple[int, ...], group: Group) -> tuple[int, ...] | None:
-    """The shape of a state where the parameter's tells it."""
+    """Returns the shape of a state where the parameter's shape determines it."""
     if not isinstance(name, str):
         return None
     if name.endswith(("_row", "_col", "_mean")):

@@ -17,19 +17,19 @@ from oxidion._dist.collectives import everyone, own_group, start_saving, tell
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file that takes its place when the block ends: whoever is killed meanwhile leaves the one before.
+    """Yields a file that replaces ``path`` when the block ends: a killed process leaves the older file.
 
     The file is on the disk before it replaces the older one. A block that raises leaves the older one too.
-    A symbolic link of this name is replaced, and what it points to is not touched.
+    A symbolic link of this name is replaced, and its target is not touched.
 
         with oxidion.checkpoint.whole_file("run.pt") as file:
             torch.save(state, file)
 
     Args:
-        path: of the file; its folder is made where it is not there.
+        path: the file; its folder is created if it is missing.
 
     Yields:
-        The path to write to, beside ``path``.
+        The path to write to, in the folder of ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,9 +53,9 @@ def whole_folder(
     """A folder for one checkpoint, ``root/step-00000040``, that has this name only once it is whole.
 
     All ranks enter and leave together. They write into a folder of another name. When all are done, one of
-    them has everything on the disk, renames the folder, and removes the oldest whole ones. Whoever is killed
-    meanwhile leaves the older checkpoints as they were, and ``latest_folder`` finds the newest of them. Where
-    a rank's block raises, nothing is renamed, and the other ranks raise too.
+    them syncs everything to the disk, renames the folder, and removes the oldest whole ones. A process that
+    is killed meanwhile leaves the older checkpoints as they were, and ``latest_folder`` finds the newest of
+    them. Where a rank's block raises, nothing is renamed, and the other ranks raise too.
 
         with oxidion.checkpoint.whole_folder("run", step) as folder:
             dcp.save(state, checkpoint_id=folder)
@@ -63,13 +63,13 @@ def whole_folder(
     An older checkpoint may be moved to an archive and replaced by a symbolic link. It still counts, and only
     the link is removed. If an older one cannot be removed, the log has a warning, and the new one is whole.
 
-    Of ``dcp.async_save`` wait for the result within the block, or take ``async_save``. One checkpoint of a
-    root is written at a time.
+    With ``dcp.async_save``, wait for the result within the block, or use ``async_save`` instead. One
+    checkpoint of a root is written at a time.
 
     Args:
         root: folder of all checkpoints of a run, seen by all ranks.
         step: number of steps that are done, the same on all ranks.
-        keep: how many of the newest checkpoints stay, with this one.
+        keep: number of the newest checkpoints to keep, including this one.
         process_group: ranks that write; by default all of the job, if ``torch.distributed`` is initialized.
 
     Yields:
@@ -107,7 +107,7 @@ def async_save(
     keep: int = 2,
     process_group: Any = None,
 ) -> Future[Path]:
-    """Saves a checkpoint by ``dcp.async_save`` into a folder as of ``whole_folder``, beside the next steps.
+    """Saves a checkpoint by ``dcp.async_save`` into a folder as of ``whole_folder``, during the next steps.
 
     It returns once ``state`` is copied. A thread writes the files, then renames the folder. The next call
     waits until it has.
@@ -120,7 +120,7 @@ def async_save(
         state: what ``dcp.save`` takes.
         root: folder of all checkpoints of a run, seen by all ranks.
         step: number of steps that are done, the same on all ranks.
-        keep: how many of the newest checkpoints stay, with this one.
+        keep: number of the newest checkpoints to keep, including this one.
         process_group: ranks that write, with a backend for the CPU. Nothing else may use it meanwhile, as
             messages of two threads over one group come in another order on each rank. By default a group of
             all ranks that is made for it.

@@ -106,7 +106,7 @@ class Plugin(_base.BasePlugin):  # type: ignore[misc]  # of a package that need 
     """
 
     def post_trainer_create(self, cfg: Mapping[str, Any], trainer: Any) -> None:
-        """Tells the trainer how to make its optimizer: axolotl 0.21 asks no plugin for it.
+        """Gives the trainer the factory of its optimizer: axolotl 0.21 asks no plugin for it.
 
         Args:
             cfg: the configuration.

@@ -372,7 +372,7 @@ _LACKS = {
 
 
 def _by_class(args: Any, options: Settings, *, optimizer: str) -> Made:
-    """A class that is given the model; Adam's settings are those of AdamW beside it, or its own."""
+    """Makes a class from the model; Adam's settings are its own, or those of AdamW for the rest."""
     cls: type[OxOptimizer] = getattr(optim, optimizer)
     projects = "rank" in cls._SCHEMA
     adam = _adam_keys(cls, args) if projects or not cls._MATRIX else {}
@@ -416,7 +416,7 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
     ``max_grad_norm=0``, as nothing could clip what is gone.
 
     Args:
-        name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class in lower case. Beside one
+        name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class in lower case. With one
             for matrices, as "muon", AdamW steps all other parameters, with the betas and epsilon of Adam.
         args: ``TrainingArguments``, or any object with those attributes.
         **more: arguments that win over those of ``args``.

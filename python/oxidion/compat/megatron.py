@@ -29,7 +29,7 @@ What happens on each layout; parts of tensor parallelism are plain tensors with 
 | GTP (``is_gtp_weight_remat``) | refused for all classes that are not by element |
 | Megatron-FSDP and its distributed optimizer | Megatron refuses them for such optimizers |
 
-What is refused is a `LayoutError` that names the parameter and the way out. Checkpoints in the format
+A refusal is a `LayoutError` that names the parameter and what to change. Checkpoints in the format
 ``torch_dist`` need states of the shape of their parameter: those of Muon, AdamW, Lion and AdEMAMix in 32
 bits. For others Megatron has the format ``torch``.
 """
@@ -88,12 +88,12 @@ class Layout:
     """
 
     def __init__(self, tp_mode: str | None, *, split_qkv: bool = False, groups: Any = None) -> None:
-        """A reading of the attributes.
+        """Sets how parameters are read.
 
         Args:
             tp_mode: "blockwise" takes each rank's part as a matrix of its own; "duplicated" and "distributed"
                 take whole matrices, by one plan; None refuses what is cut.
-            split_qkv: whether rows of queries, keys and values, which Megatron interleaves, are wanted apart.
+            split_qkv: whether rows of queries, keys and values, which Megatron interleaves, are to be split.
             groups: a ``ProcessGroupCollection``.
         """
         if tp_mode not in TP_MODES:
@@ -112,10 +112,10 @@ class Layout:
         return (dim, group) if group is None or group.size() > 1 else None
 
     def check(self, name: str, param: Tensor, cls: type[OxOptimizer]) -> None:
-        """Refuses a parameter whose matrices cannot be told.
+        """Refuses a parameter whose matrices cannot be determined.
 
         Raises:
-            LayoutError: that names the parameter and the way out.
+            LayoutError: for such a parameter; it names the parameter and what to change.
         """
         if not (cls._MATRIX or cls._COMMUNICATES):
             return  # an update by element is the same on any part
@@ -142,7 +142,7 @@ class Layout:
             )
 
     def as_dtensor(self, own: Tensor, param: Tensor) -> Tensor:
-        """A DTensor of which this process holds ``own``, cut as the parameter is."""
+        """Returns a DTensor with the local part ``own``, sharded as the parameter is."""
         cut = self.cut(param)
         assert cut is not None
         dim, group = cut
@@ -152,10 +152,10 @@ class Layout:
 
 
 class Muon(optim.Muon):
-    """Muon on whole matrices of which tensor parallelism keeps parts as plain tensors.
+    """Muon on whole matrices whose shards tensor parallelism keeps as plain tensors.
 
     ``param_groups``, ``state`` and ``state_dict()`` hold what this process has, as Megatron expects; within a
-    step, parameters are DTensors over the ranks that have the other parts.
+    step, parameters are DTensors over the ranks that have the other shards.
 
     Arguments are those of ``oxidion.Muon``; see `register`.
     """
@@ -170,7 +170,7 @@ class Muon(optim.Muon):
         super().__init__(params, **arguments)
 
     def _whole(self, param: Tensor) -> Tensor:
-        """The DTensor of which a parameter is this process's part, with its gradient; or itself."""
+        """Returns the DTensor whose local part a parameter is, with its gradient; or the parameter itself."""
         if self.layout.cut(param) is None:
             return param
         known = self._parts.get(id(param))
@@ -409,7 +409,7 @@ def extra_args(parser: Any) -> Any:
     known = importlib.import_module("megatron.core.optimizer.emerging_optimizers")._EMERGING_OPTIMIZERS
     names = [register("Muon")] if PREFIX + "muon" not in known else []
     names = sorted({*names, *(name for name in known if name.startswith(PREFIX))})
-    for action in vars(parser)["_actions"]:  # argparse tells its arguments nowhere else
+    for action in vars(parser)["_actions"]:  # argparse has no public list of its arguments
         if action.dest == "optimizer" and action.choices is not None:
             action.choices = [*action.choices, *(name for name in names if name not in action.choices)]
     return parser

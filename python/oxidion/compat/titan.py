@@ -20,7 +20,7 @@ _MARK = "_knows_oxidion"
 
 
 def _make(cls: Callable[..., Optimizer], groups: list[dict[str, Any]], **arguments: Any) -> Optimizer:
-    """An optimizer over groups, of which each has all settings, as torchtitan writes them.
+    """Returns an optimizer over groups that each have all settings, as torchtitan writes them.
 
     States are made at once, so that a checkpoint of step 0 needs no step of zeros. All ranks take state dicts
     together, so that each gathers its states first.

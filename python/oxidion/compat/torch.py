@@ -1,4 +1,4 @@
-"""``torch.optim``'s signatures and defaults, for scripts of which only the import changes."""
+"""``torch.optim``'s signatures and defaults, for scripts that change only the import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oxidion._core.signature import Params
 __all__ = ["Muon"]
 
 _RULES = {"spectral_norm": "spectral_unclamped", "rms_norm": "match_rms_adamw"}
-"""Rules for the factor of the rate of which torch has another word."""
+"""Rules for the factor of the learning rate that have another word in torch."""
 
 
 class Muon(optim.Muon):

@@ -131,7 +131,7 @@ def preset(cls: type[OxOptimizer]) -> dict[str, Any]:
 
 
 def public(cls: type[OxOptimizer]) -> type[OxOptimizer]:
-    """The class of this package of which a class is, or inherits."""
+    """Returns the class of this package that a class is or inherits."""
     own = set(_classes().values())
     return next(base for base in cls.__mro__ if base in own)
 
@@ -142,7 +142,7 @@ def word(cls: type[OxOptimizer]) -> str:
 
 
 def beside(cls: type[OxOptimizer]) -> str:
-    """The algorithm for what is no matrix: AdamW beside a class for matrices, else the class's own."""
+    """Returns the algorithm of non-matrix parameters: AdamW for a class of matrices, else the class's own."""
     return "adamw" if cls._MATRIX else cls._ALGORITHM
 
 

@@ -191,10 +191,10 @@ def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _at_the_end(root: nn.Module) -> list[nn.Module]:
-    """The last trained one of several linear layers, if its outputs are the inputs of no other layer.
+    """Returns the last trained one of several linear layers, if its outputs are no other layer's inputs.
 
-    Those right before it in the same module, with the same inputs, whose outputs are no inputs either, stand
-    beside it. There is none where the last of all is such a layer and frozen.
+    With it come the layers right before it in the same module that have the same inputs and whose outputs are
+    no inputs either. The list is empty where the last of all is such a layer and frozen.
     """
     layers = _layers(root)
     trained = [(path, m) for path, m in layers if _is_trained(m)]

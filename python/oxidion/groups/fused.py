@@ -18,7 +18,7 @@ BY_HEAD = re.compile(
 )
 """Classes whose queries, keys and values alternate from head to head."""
 ALTERNATING = re.compile(r"GptOss")
-"""Classes of which every other output is a gate."""
+"""Classes in which every other output is a gate."""
 
 HEADS_OF_TWO = re.compile(r"kv_b_proj|wkv_b")
 """Layers whose outputs are, head by head, keys and values."""
@@ -89,7 +89,7 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
 
 
 def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
-    """True if another layer beside this one takes half of its outputs, or there is none."""
+    """Returns True if a sibling of this layer takes half of its outputs, or there is no sibling."""
     others = [m for own, m in parent.named_children() if own != name and is_linear(m)]
     return not others or any(size == 2 * side for other in others for side in weight_shape(other))
 

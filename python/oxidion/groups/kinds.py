@@ -267,7 +267,7 @@ def _experts_in_rows(module: nn.Module) -> int | None:
 
 
 def _orientation(model: Model, p: Held) -> bool | None:
-    """True if experts are stored ``[in, out]``; None where nothing tells."""
+    """Returns True if experts are stored ``[in, out]``; None where nothing determines it."""
     stored = getattr(p.module, "is_transposed", None)
     if isinstance(stored, bool):
         return stored
@@ -287,7 +287,7 @@ def _orientation(model: Model, p: Held) -> bool | None:
 
 
 def _parametrized(model: Model, p: Held) -> Kind | None:
-    """``torch.nn.utils.parametrizations`` keeps what a weight is made of in a list beside the module."""
+    """Returns the kind of a weight whose parts are in a list of ``torch.nn.utils.parametrizations``."""
     if "ParametrizationList" not in facts.class_names(p.module) or len(p.parents) < 2:
         return None
     owner = p.parents[1]

@@ -68,10 +68,10 @@ def _overrides(given: Overrides | None, extra: frozenset[str]) -> list[tuple[Any
 
 
 def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any]]]:
-    """Parameters that were handed over beside their model: number and keys of their group, by identity.
+    """Returns parameters that were passed with their model: number and keys of their group, by identity.
 
     Raises:
-        ValueError: for a parameter that is not the model's, or that stands twice, and a group without any.
+        ValueError: for a parameter that is not the model's, or that occurs twice, and a group without any.
         TypeError: for anything but parameters.
     """
     if isinstance(params, Tensor):
@@ -143,7 +143,7 @@ def param_groups(
 
     A constructor that is given a model makes them by this function: ``oxidion.Muon(model, scalar_lr=1e-3)``.
 
-    Each parameter is sorted by what it is, as its module tells. Weights of linear layers, experts
+    Each parameter is sorted by its role in its module. Weights of linear layers, experts
     (``[experts, out, in]`` or ``[experts, in, out]``), convolutions and recurrent layers go to
     ``algorithm``, read as the matrices that they are. Embeddings, output layers, routers, tokens and
     positions, depthwise convolutions, state-space parameters, normalizations, gains and biases go to
@@ -159,9 +159,9 @@ def param_groups(
         lr: of the matrices; None leaves the optimizer's default.
         params: the parameters of the model to sort, or groups of them, as frameworks hand them over; None:
             all. The keys of such a group stand in all that it becomes where the algorithm reads them.
-        scalar_algorithm: for the rest; None: "adamw" beside an algorithm for matrices, else the same one.
+        scalar_algorithm: for the rest; None: "adamw" with an algorithm for matrices, else the same one.
         scalar_lr: of the rest; None means ``lr``, and ``lr / sqrt(inputs)`` for an output layer that is
-            stepped by "lion" beside another algorithm.
+            stepped by "lion" while the matrices have another algorithm.
         weight_decay: of the matrices; None leaves the optimizer's default.
         scalar_weight_decay: of the rest.
         scalar_patterns: regular expressions; parameters whose name matches one are not orthonormalized.
@@ -183,7 +183,7 @@ def param_groups(
         strict: raise where a rule guessed.
         summary: print the summary.
         extra_keys: names of keys of your own that ``overrides`` give to groups; no algorithm reads them.
-            The constructor that takes the groups has to be told them too.
+            Pass them to the constructor that takes the groups, too.
         **group_keys: further keys of the matrix groups, and with ``scalar_`` before them of the rest
             (``scalar_betas``).
 

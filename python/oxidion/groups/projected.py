@@ -102,7 +102,7 @@ def galore_param_groups(
     for params, keys in wanted:
         if params:
             settings = {key: value for key, value in keys.items() if value is not None}
-            # An optimizer of which rank is an argument would give it to groups that have none.
+            # An optimizer that has rank as an argument would give it to groups without one.
             groups.append({"params": params, **({} if params is projected else {"rank": None}), **settings})
     if not groups:
         raise ValueError("model has no parameter that requires a gradient")

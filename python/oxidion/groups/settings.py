@@ -28,7 +28,7 @@ CUTS = frozenset({"flatten", "interleaved", "num_heads", "split_dim", "split_siz
 
 @dataclass(frozen=True)
 class Request:
-    """All that the group keys of a parameter depend on, beside the class that takes it."""
+    """Everything that the group keys of a parameter depend on, except for the class that takes it."""
 
     is_matrix: bool
     views: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Settings:
     """The arguments of `param_groups` that give group keys."""
 
     scalar: Class | None
-    """The class for what is no matrix; None: that which goes beside the class for matrices."""
+    """The class of non-matrix parameters; None: the usual one for the class of matrices."""
     own: Mapping[str, Any]
     """Keys of the matrices."""
     rest: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Models in the place of parameters: what a constructor makes of them before it begins."""
+"""Models passed instead of parameters: what a constructor makes of them before it begins."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class ModelSorter:
         options: dict[str, Any],
         usual: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The arguments of a constructor with groups in the place of a model.
+        """Returns the arguments of a constructor with groups instead of a model.
 
         Args:
             cls: the class.
             given: arguments by name.
-            options: those of `param_groups`, and ``model`` where parameters are handed over beside it.
+            options: those of `param_groups`, and ``model`` where parameters are passed with it.
             usual: the defaults of the arguments.
 
         Raises:
-            TypeError: for options without a model, and a mesh or a model in the place of another argument.
+            TypeError: for options without a model, and a mesh or a model given for another argument.
             ValueError: as `param_groups`, and for parameters that are not the model's.
         """
         _refuse_others(cls, given)
@@ -112,7 +112,7 @@ def _refuse_options(cls: type[OxOptimizer], options: Mapping[str, Any]) -> None:
 
 
 def _refuse_others(cls: type[OxOptimizer], given: Mapping[str, Any]) -> None:
-    """Refuses meshes and models in the place of other arguments, and classes and lists of models."""
+    """Refuses meshes and models given for other arguments, and classes and lists of models."""
     for key, value in given.items():
         if not key.endswith("_mesh") and is_mesh(value):
             names = [name for name in inspect.signature(cls).parameters if name.endswith("_mesh")]

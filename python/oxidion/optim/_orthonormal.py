@@ -60,7 +60,7 @@ class OrthonormalOptimizer(OxOptimizer):
 
     Raises:
         TypeError: for a ``newton_schulz_func`` that cannot be called.
-        ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients, and
+        ValueError: for ``use_gram_newton_schulz`` with another ``orth_method`` or other coefficients, and
             for two words for one setting with different values.
     """
 
@@ -68,7 +68,7 @@ class OrthonormalOptimizer(OxOptimizer):
     _STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
-        """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""
+        """Reads a constructor's arguments by name; those that are no group keys are kept outside groups."""
         arguments = spread(arguments)
         self._meshes = read_meshes(
             ("distributed_mesh", arguments["distributed_mesh"], True), check=arguments["check_grad_sync"]

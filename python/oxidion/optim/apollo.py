@@ -16,7 +16,7 @@ from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimiz
 class APOLLOAdamW(LowRankOptimizer):
     r"""APOLLO: gradients scaled by channel as AdamW would scale them in a random subspace (arXiv:2412.05270).
 
-    With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from
+    With P Gaussian of variance ``1 / rank``, redrawn every ``update_proj_gap`` steps of the parameter from
     seed and name (or position) alone and never stored, for a weight of more rows than columns:
 
     .. math::

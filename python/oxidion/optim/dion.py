@@ -58,7 +58,7 @@ class Dion(OxOptimizer):
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes``, ``split_dim`` and ``interleaved`` cut a weight;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
-        seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
+        seed: of the initial Q and of the sketches, with the parameter's name (else position) and the step.
         route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a
             tuple does so along these mesh axes, and inner ones of the same side. "auto" takes what sends
             least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer bits than the
@@ -66,7 +66,7 @@ class Dion(OxOptimizer):
             is held, which forms U in memory.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
-            already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
+            already, as by DDP; together with ``replicate_mesh`` it has to have the same ranks.
         replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left
             out with DTensors, from whose layouts they are read.
         outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.

@@ -17,7 +17,7 @@ from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimiz
 class GaLoreAdamW(LowRankOptimizer):
     r"""GaLore: AdamW on the gradient projected on its leading singular vectors (arXiv:2403.03507).
 
-    With V the first ``rank`` right singular vectors of the gradient, computed anew every ``update_proj_gap``
+    With V the first ``rank`` right singular vectors of the gradient, recomputed every ``update_proj_gap``
     steps of the parameter, for a weight of more rows than columns:
 
     .. math::
@@ -48,7 +48,7 @@ class GaLoreAdamW(LowRankOptimizer):
         decay_order: decay before the update ("torch") or after it ("galore").
         rotate_moments: turn the moments into a new V instead of keeping their numbers.
         stagger: compute the projections of different parameters in different steps.
-        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
+        state_bits: bits of an element of the moments: 8 (quantized, see docs/low-precision.md) or 32.
         block_size: elements of a row of the moments that share a scale.
         min_quant_numel: moments of fewer elements keep ``state_dtype``.
         owned_states: keep the moments of a weight with one process, its owner, where several would have the

@@ -33,7 +33,7 @@ class Muon(OrthonormalOptimizer):
         mu: momentum factor.
         cautious_wd: decay only where the update and the parameter agree in sign.
         nesterov: look one step ahead.
-        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+        owned_states: keep the momentum of a weight that is replicated over processes (DDP, HSDP) on one of
             them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.

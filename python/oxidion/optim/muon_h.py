@@ -35,7 +35,7 @@ class MuonH(Muon):
         lr: the tangent of the largest angle of a step.
         mu: momentum factor.
         nesterov: look one step ahead.
-        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+        owned_states: keep the momentum of a weight that is replicated over processes (DDP, HSDP) on one of
             them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``Muon``, ``OrthonormalOptimizer`` and ``OxOptimizer``.

@@ -39,7 +39,7 @@ class NorMuon(OrthonormalOptimizer):
         muon_beta2: decay rate of V.
         norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where
             results depend on how many processes there are.
-        owned_states: keep the momentum of a weight of which processes have copies (DDP, HSDP) with one of
+        owned_states: keep the momentum of a weight that is replicated over processes (DDP, HSDP) on one of
             them, its owner. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
 
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.

@@ -67,7 +67,7 @@ class SOAP(OxOptimizer):
         merge_dims: multiply dimensions together from the left while the product is at most
             ``max_precondition_dim``, and take the one or two that are left as those of a matrix: with a limit
             of 12 ``(3, 4, 4, 3)`` is 12 × 12. One dimension of n elements has one factor L, n × n. More than
-            two are refused. L and Q_L keep the dimensions of the rows apart.
+            two are refused. L and Q_L keep the unmerged dimensions of the rows.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
         correct_bias: correct for moments that begin at zero.

@@ -57,7 +57,7 @@ class QKClip:
         threshold: tau, the largest logit that is let be.
         reduce_over: mesh or process group, or a list of them, over which ``max_logits`` is reduced by its
             maximum. The meshes of DTensor weights are always added. Replicas of plain tensors
-            (DistributedDataParallel) need it, else their weights drift apart.
+            (DistributedDataParallel) need it, else their weights diverge.
 
     Raises:
         TypeError: for anything but an optimizer, and for meshes that are none.
@@ -102,7 +102,7 @@ class QKClip:
                 on the weight's device, for ``Heads.observe``.
             q_rows: the query rows within ``q_weight``, head by head: a slice or row numbers; None means all.
             k_rows: the key rows within ``k_weight``.
-            q_bias: bias of the query projection, whose rows go along with those of the weight.
+            q_bias: bias of the query projection, with the same rows as the weight.
             k_bias: bias of the key projection.
             name: what errors call the layer.
 
@@ -134,7 +134,7 @@ class QKClip:
         """Registers a layer of multi-head latent attention, whose rotary key is shared by all heads.
 
         Content queries and content keys are scaled by ``sqrt(gamma_h)``, rotary queries by ``gamma_h``; the
-        shared rotary key and the values stay as they are.
+        shared rotary key and the values are unchanged.
 
         Args:
             q_weight: ``[H (qk_nope_head_dim + qk_rope_head_dim), n]``, in each head content rows first.

@@ -2,8 +2,9 @@
 //! arXiv:2412.05270).
 //!
 //! With P Gaussian of variance 1/r (where the columns are projected): R = G·P, N = m / (√v + ε) with Adam's moments of
-//! R, s = ‖N‖ / (‖R‖ + 1e-8) by row or once for the matrix, U = s·G, of which the norm grows by 1 % a step at
-//! most from the first one that is not negligible, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·√scale·U. P is a function of seed, parameter and number of the period, never stored.
+//! R, s = ‖N‖ / (‖R‖ + 1e-8) by row or once for the matrix, U = s·G, whose norm grows by at most 1 % a step from the
+//! first one that is not negligible, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·√scale·U. P is a function of seed, parameter and
+//! number of the period, never stored.
 
 mod stages;
 
@@ -70,8 +71,8 @@ impl Apollo {
         self.common.sides(class.rows, class.cols, class.transposed)[0]
     }
 
-    /// Appends the ratios of whole projected gradients, of which everybody gets the factors that follow. A gradient that lies
-    /// whole with everybody is projected by its owner alone.
+    /// Appends the ratios of whole projected gradients, computed by the owners; all ranks receive the resulting factors.
+    /// A gradient that is whole on all ranks is projected by its owner only.
     fn at_owners(&self, program: Program, shape: &UnitShape) -> Program {
         let beside = |program: Program, buffers: &[BufferId]| {
             buffers.iter().fold(program, |program, &buffer| program.beside(buffer, LOW))

@@ -71,7 +71,7 @@ const R: BufferId = 1;
 const WORK: BufferId = 2;
 const NORMS: BufferId = 3;
 const FULL: BufferId = 4;
-/// Buffers that travel in the gathered program.
+/// Buffers that are sent to the owners and back in the gathered program.
 const UPDATES: BufferId = 5;
 const MOMENTA: BufferId = 6;
 const QS: BufferId = 7;
@@ -261,7 +261,7 @@ impl Algorithm for Dion {
     fn gathered_program(&self, shape: &UnitShape) -> Result<Option<Program>> {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
-        // Codes are made anew where a state is stored: on the way they would be twice.
+        // A quantized state is requantized where it is stored; sending it to an owner and back would quantize it twice.
         if momentum.is_quantized() {
             return Ok(None);
         }

@@ -13,7 +13,7 @@ use crate::program::{BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Hyper, UnitShape};
 use crate::tensor::FlatViewMut;
 
-/// Rows of the buffer that tells which columns are live: the last one does.
+/// Rows of the buffer of live columns; the last row marks which columns are live.
 const ROWS: usize = 3;
 const LAST: i64 = 2;
 
@@ -53,7 +53,7 @@ impl Dion {
             .redistribute(RIGHT, Target::Storage)
     }
 
-    /// Q before the step, with all columns, in the place of the factor.
+    /// Copies Q before the step, with all columns, to the buffer of the right factor.
     pub(super) fn keep_basis(io: &mut StageIo<'_>) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let [work, right] = buffers.several([WORK, RIGHT])?;
@@ -62,8 +62,8 @@ impl Dion {
         kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
     }
 
-    /// The live columns of R over their norms, beside columns of Q in the place of dead ones, and which are live: in `LIVE`, and
-    /// as 1 or 0 in the place of the sums of squares.
+    /// Divides the live columns of R by their norms and replaces dead ones by columns of Q. Writes which columns are live
+    /// to `LIVE`, and as 1 or 0 over the sums of squares.
     pub(super) fn select(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let [r, work, norms, right, live] = buffers.several([R, WORK, NORMS, RIGHT, LIVE])?;
@@ -99,7 +99,7 @@ impl Dion {
         })
     }
 
-    /// The factors, in the place of what they are made of.
+    /// Orthonormalizes the right factors in place.
     pub(super) fn orthonormalize_right(&self, io: &mut StageIo<'_>) -> Result<()> {
         let StageIo { units, buffers, class, .. } = io;
         let stored = self.stored(class.state[MOMENTUM], buffers.get(RIGHT)?.flat.dtype());
@@ -123,7 +123,7 @@ impl Dion {
         Ok(())
     }
 
-    /// Q, of which these columns are stored.
+    /// Copies the columns `own` of the right factors to the state Q.
     pub(super) fn store_basis(
         units: &mut [UnitIo<'_>],
         buffers: &mut Buffers<'_>,

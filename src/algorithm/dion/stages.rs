@@ -190,7 +190,7 @@ impl Dion {
         Ok(())
     }
 
-    /// R, or what is in its place, with a number for each of its columns and the factor that is made of it.
+    /// Returns the buffer `r` (R or what replaces it) with a number for each of its columns and the factor made from it.
     pub(super) fn columns<'s>(
         units: &[UnitIo<'_>],
         buffers: &'s mut Buffers<'_>,
@@ -259,7 +259,7 @@ impl Dion {
             let mut all = Self::with_factors(units, buffers, WORK, |unit| unit.param.reborrow())?;
             decay_and_add_product(&mut all, own_decay)
         } else if direct {
-            // Products go to matrices of numbers: weights in two halves are put together, and taken apart again.
+            // The output of the product must be a plain matrix: weights in two halves are joined before and split after it.
             let [p, work, full] = buffers.several([P, WORK, FULL])?;
             let pairs = units.iter().zip(full.matrices(units)?);
             let pairs = pairs.map(|(unit, full)| ([unit.param.view()], [full]));

@@ -5,7 +5,7 @@
 //! X ← (1-lr·λ)X, X[K] ← X[K] - lr·s·U with s from the block's whole shape.
 //!
 //! With `selection_scope` "global" K is chosen among all slices. With "local" each process chooses among the slices
-//! that it stores and all chosen ones are orthonormalized together: fewer bytes travel, and K depends on the layout.
+//! that it stores and all chosen ones are orthonormalized together: fewer bytes are sent, and K depends on the layout.
 
 mod stages;
 

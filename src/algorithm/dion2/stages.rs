@@ -13,7 +13,7 @@ use crate::program::BufferId;
 use crate::spec::{Hyper, Side};
 use crate::tensor::{FlatViewMut, MatrixViewMut};
 
-/// Tests whether the momentum is codes: they are read once and written once, so a step works on it in a buffer.
+/// Tests whether the momentum is quantized: a step dequantizes and quantizes it once, and works on it in a buffer.
 fn is_quantized(units: &[UnitIo<'_>]) -> bool {
     units.first().is_some_and(|unit| unit.state[MOMENTUM].dtype().is_quantized())
 }

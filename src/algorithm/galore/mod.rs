@@ -2,8 +2,8 @@
 //! arXiv:2403.03507).
 //!
 //! With V the first r right singular vectors of a recent gradient (where the columns are projected): R = G·V,
-//! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is computed anew, unless the
-//! gradient has no direction; before there is one V is computed in every step.
+//! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is recomputed, unless the
+//! gradient has no direction; until the first V is found, its computation is tried in every step.
 
 mod compose;
 mod layout;

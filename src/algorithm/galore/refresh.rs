@@ -100,7 +100,7 @@ impl GaLore {
                 Origin::Here => unit.grad.tensor()?,
                 Origin::Sums(_) | Origin::Sent => buffers.get(SOURCE)?.read_tensor(unit)?,
             };
-            // Whoever has a part of the gradient only is told none of it here.
+            // From the buffer: `unit.grad` is empty where this process holds only a part of the gradient.
             let device = buffers.get(BASES[0])?.flat.device();
             let mut found = Vec::with_capacity(sides.len());
             for &side in sides {
@@ -235,8 +235,8 @@ impl GaLore {
         Finite::of(&flats(unit, buffers, &[&BASES[..sides.len()], &OVERLAPS[..turned], &[FOUND]].concat())?)
     }
 
-    /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored
-    /// once the step has gone into them: what is coded would be rounded twice.
+    /// Returns the moments rotated into the new bases, for the units that get some, in the dtype of products. They are
+    /// stored only after the step's update: otherwise quantized moments would be rounded twice.
     pub(super) fn turned(
         &self,
         units: &[UnitIo<'_>],

@@ -157,7 +157,8 @@ impl GaLore {
             let second = if sides.len() == 2 { Some(Self::basis_of(class, unit, 1)?) } else { None };
             let is_in_place = direct && class.weights == class.param;
             if direct && !is_in_place {
-                // The product goes to a matrix of numbers: weights in two halves are put together, and taken apart again.
+                // The output of the product must be a plain matrix: weights in two halves are joined before and split
+                // after it.
                 let together = Self::wide(wide, unit)?;
                 let mut jobs = jobs([([unit.param.view()], [together])]);
                 kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;

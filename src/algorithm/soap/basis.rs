@@ -33,7 +33,7 @@ pub(in crate::algorithm) struct Bases {
     pub(in crate::algorithm) frequency: usize,
     /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
     gathers: bool,
-    /// True if states lie with the owners of matrices also where no side that is turned is cut.
+    /// True if states are owner-sharded (ZeRO-1) also where no rotated side is sharded.
     owned: bool,
     pub(super) seed: u64,
     pub(super) warned: Warned,
@@ -193,9 +193,9 @@ impl Bases {
         turned.iter().all(is_whole)
     }
 
-    /// Tests whether the states of these matrices lie with the owners: where a side that is turned is cut, and if it is asked for
-    /// where there are copies, or the squares of a side that everybody has are more than the gradient. Elsewhere everyone works
-    /// with the states of what they store.
+    /// Tests whether the states of these matrices are owner-sharded: where a rotated side is sharded, and on request where
+    /// there are replicas or the bases are larger than a shard of the gradient. Elsewhere each process works with the
+    /// states of what it stores.
     pub(in crate::algorithm) fn is_owned(&self, class: &UnitShape) -> bool {
         let sides = self.sides_in(class);
         if sides.is_empty() {
@@ -210,13 +210,13 @@ impl Bases {
         self.owned && if shards == 1 { class.copies } else { rows * cols < shards * squares }
     }
 
-    /// Tests whether bases and factors are computed anew in the states themselves.
+    /// Tests whether bases and factors are recomputed in the states themselves.
     pub(super) fn has_states(&self, class: &UnitShape) -> bool {
         class.alone || self.is_owned(class)
     }
 
-    /// An empty program that says where states lie. With the owners are the first two, and those of the bases. Factors of a
-    /// side that everybody has whole are sums over the other.
+    /// Returns an empty program that declares where states are stored. The first two and those of the bases are
+    /// owner-sharded. Elsewhere the factors of a side that is whole on all ranks are sums over the other side.
     pub(super) fn states_of(&self, class: &UnitShape) -> Program {
         let (sides, mut program) = (self.sides_in(class), Program::new());
         if self.is_owned(class) {
@@ -288,7 +288,7 @@ impl Bases {
         states
     }
 
-    /// Number of these states of matrices so many sides of which have a basis.
+    /// Number of these states for matrices in which `sides` sides have a basis.
     pub(super) fn count(sides: usize) -> usize {
         if sides == 0 { 0 } else { 1 + 2 * sides }
     }
@@ -297,7 +297,7 @@ impl Bases {
     pub(in crate::algorithm) fn flops(blocks: &[Block], sides: &[Side]) -> (f64, f64) {
         let one = |b: &Block, side: &Side| {
             let (d, n) = (flops([b.rows, b.cols][side.index()]), flops(b.numel()));
-            // Three rotations and a statistic, half of which would do; a product and a QR with its factor.
+            // Three rotations and a statistic (half of it would do); a product and a QR with its factor.
             (8.0 * n * d, 4.7 * d * d * d)
         };
         let all = blocks.iter().flat_map(|b| sides.iter().map(move |side| one(b, side)));

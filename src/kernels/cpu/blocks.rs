@@ -1,9 +1,9 @@
-//! States of one byte: quantization and its reverse.
+//! 8-bit states: blockwise quantization and dequantization.
 //!
-//! A block is stored as its largest absolute value, its scale, and a code for each element: that of an entry of the code
-//! book (`minifloat.rs`) next to `(x·s)·(1 / (scale·s))`, in float32, products and quotient rounded one by one, with `s` a
-//! power of two that keeps them normal. All is fixed, so that another machine finds the same codes. A scale that is not
-//! finite makes its whole block NaN.
+//! A block is stored as its absmax (the scale) and one 8-bit value for each element: the index of the codebook entry
+//! (`minifloat.rs`) next to `(x·s)·(1 / (scale·s))`. This is computed in float32, where products and quotient are rounded one
+//! by one, and `s` is a power of two that keeps them normal. All steps are fixed, so that every machine finds the same 8-bit
+//! values. A scale that is not finite makes its whole block NaN.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::lookup::decode;
@@ -41,7 +41,8 @@ fn shift(scale: f32) -> f32 {
     }
 }
 
-/// The factors by which the numbers of a block become those of the code book; none where there is nothing to tell apart.
+/// Returns the factors that map a block's numbers to the range of the codebook, or `None` unless the scale is positive and
+/// finite.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 fn factors(scale: f32) -> Option<(f32, f32)> {
@@ -49,7 +50,7 @@ fn factors(scale: f32) -> Option<(f32, f32)> {
     (scale > 0.0 && scale.is_finite()).then(|| (power, 1.0 / (scale * power)))
 }
 
-/// Decodes elements of any part of the blocks. Codes without an encoding decode to NaN: they have no meaning.
+/// Dequantizes elements of any part of the blocks. Writes NaN for 8-bit values without an encoding, as they have no meaning.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
@@ -74,7 +75,8 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
     }
 }
 
-/// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
+/// Quantizes elements that are whole blocks. Parts of blocks are not written: the rest may belong to another view that reads
+/// the scale.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(numbers: &[C], to: &mut FlatViewMut<'_>) {

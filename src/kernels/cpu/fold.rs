@@ -7,7 +7,7 @@ use crate::kernels::op::Pass;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
 pub(in crate::kernels) const RUN: usize = 256;
-/// An elementwise pass over `N` operands of equal length, of which `R` are read and `W` written, with `K` sums.
+/// An elementwise pass over `N` operands of equal length (`R` read, `W` written), with `K` sums.
 pub trait Fold<const N: usize, const R: usize, const W: usize, const K: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];

@@ -1,4 +1,4 @@
-//! Numbers of codes with AVX-512, sixteen at a time.
+//! Dequantization with AVX-512, sixteen values at a time.
 
 use std::arch::x86_64::{
     _mm_maskz_loadu_epi8, _mm512_cvtepu8_epi32, _mm512_i32gather_ps, _mm512_mask_storeu_ps, _mm512_mul_ps,

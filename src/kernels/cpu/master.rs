@@ -7,16 +7,16 @@
 //!
 //! To round such ties to even, as elsewhere, would lose weights: an even number would stand for 2^16 + 1 of them.
 //!
-//! Others may write the parameter and leave the low half. What they wrote is then moved by half a unit in the last place at most.
-//! A zero stays what it is beside a negative low half, and an infinity beside a positive one; beside a negative one it stands
-//! for a finite number that rounds to it.
+//! Other code may write the parameter and leave the low half. Such a write is changed by half a unit in the last place at
+//! most. A zero remains zero if the low half is negative, and an infinity remains infinite if it is positive. An infinity
+//! with a negative low half stands for a finite number that rounds to it.
 
 use half::bf16;
 
 use super::Real;
 use crate::tensor::{FlatView, FlatViewMut};
 
-/// The weight of which these are the parameter and the low half.
+/// Joins a parameter and its low half to the float32 weight.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 fn join(high: u16, low: i16) -> f32 {

@@ -1,6 +1,6 @@
 //! The code books of 8-bit states: floating-point numbers of few bits, from 0 to 1.
 //!
-//! Entries are the float32 numbers with few bits behind the leading one, for each power of two so many:
+//! Entries are the float32 numbers with few bits behind the leading one. Their number for each power of two is fixed:
 //!
 //! | book | 1 | entries for each power of two | smallest |
 //! |---|---|---|---|
@@ -130,7 +130,7 @@ fn signed_code(q: f32, random: u32) -> u8 {
     (i32::from(ZERO) + if q < 0.0 { -found } else { found }) as u8
 }
 
-/// The codes of numbers `x` as `(x·power)·inverse` with their random numbers.
+/// Quantizes the numbers `x`, scaled to `(x·power)·inverse`, with one random number for each.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(super) fn encode<C: Real>(
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(SIGNED_VALUES[127].to_bits(), 0);
     }
 
-    /// Checks the codes of numbers between neighbouring entries, by all random numbers.
+    /// Checks the 8-bit values of numbers between neighbouring entries, with all random numbers.
     fn check_mean(values: &[f32], first: usize, code: fn(f32, u32) -> u8) {
         for (at, pair) in values.windows(2).enumerate().skip(first) {
             for share in [0.0, 0.125, 0.3, 0.5, 0.875] {

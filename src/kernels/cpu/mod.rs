@@ -31,8 +31,8 @@ pub(in crate::kernels) const PIECE: usize = 1 << 16;
 /// Elements converted at a time when an operand is not of the arithmetic type; the scratch fits in L1.
 pub(in crate::kernels) const TILE: usize = 512;
 
-/// One piece of work of a pass: operands of equal length, told apart by whether they are written. What is both read and
-/// written is written.
+/// One piece of work of a pass: operands of equal length, split into those that are only read and those that are written. An
+/// operand that is both read and written counts as written.
 #[derive(Debug)]
 pub struct Job<'a, const R: usize, const W: usize> {
     /// Operands that are only read; jobs may share them.
@@ -65,7 +65,7 @@ impl<const R: usize, const W: usize> Job<'_, R, W> {
         self.read.iter().map(FlatView::device).chain(self.write.iter().map(FlatViewMut::device))
     }
 
-    /// The same for a while.
+    /// Reborrows with a shorter lifetime.
     pub(in crate::kernels) fn reborrow(&mut self) -> Job<'_, R, W> {
         Job { read: self.read, write: self.write.each_mut().map(FlatViewMut::reborrow) }
     }
@@ -98,7 +98,7 @@ impl<const R: usize, const W: usize> Job<'_, R, W> {
     }
 }
 
-/// An elementwise operation on `N` operands of equal length, of which `R` are read and `W` written.
+/// An elementwise operation on `N` operands of equal length (`R` read, `W` written).
 pub trait Op<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];

@@ -99,7 +99,7 @@ mod tests {
         let to = Tensor::zeros([5000], (tch::Kind::Float, tch::Device::Cpu));
         sum(&Messages { all: view(&parts), pitch: 5000, count: 3 }, 1.0 / 3.0, view_mut(&to));
         let wanted = parts.to_kind(tch::Kind::Double).mean_dim(0, false, None);
-        // Means of three normals stay below 4, where float32 is rounded by at most 1.2e-7.
+        // Means of three normals are below 4, where float32 rounds by at most 1.2e-7.
         assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1.3e-7);
     }
 }

@@ -10,8 +10,8 @@ const AT_ONCE: usize = 256;
 /// 2⁻¹⁴, the smallest float16 that is not subnormal.
 const LEAST_NORMAL: f32 = 1.0 / 16384.0;
 
-/// Rounds to bfloat16 up or down so that the mean is the number: 16 random bits are added to those that are cut off.
-/// Bfloat16 numbers, infinities and NaN stay what they are.
+/// Rounds stochastically to bfloat16, so that the mean is the number: 16 random bits are added to those that are cut off.
+/// Bfloat16 numbers, infinities and NaN are unchanged.
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_possible_truncation)] // inside its caller's instruction set; 16 bits
 fn bits(x: f32, random: u16) -> u16 {
@@ -21,14 +21,14 @@ fn bits(x: f32, random: u16) -> u16 {
     if x.is_nan() { quiet } else { rounded }
 }
 
-/// The same to float16, of which the lower 13 bits of a float32 are cut off. `least` is the smallest size that a number but 0
-/// becomes, as bits.
+/// Rounds stochastically to float16, as `bits` does: the lower 13 bits of a float32 are cut off. `least` holds the bits of
+/// the smallest magnitude that a nonzero number can become.
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_possible_truncation)] // inside its caller's instruction set; 16 bits
 fn half_bits(x: f32, random: u16, least: u16) -> u16 {
     const BIAS: u32 = (127 - 15) << 10;
     let (size, sign) = (x.abs(), (x.to_bits() >> 16) as u16 & 0x8000);
-    // Subnormal ones lie as far apart as those that begin at 2⁻¹⁴, to which adding it brings them.
+    // Subnormal numbers have the same spacing as those that begin at 2⁻¹⁴. Adding 2⁻¹⁴ moves them there.
     let is_small = size < LEAST_NORMAL;
     let moved = if is_small { size + LEAST_NORMAL } else { size };
     let cut = (moved.to_bits().wrapping_add(u32::from(random >> 3)) >> 13).wrapping_sub(BIAS);

@@ -1,4 +1,5 @@
-//! Tables of jobs for `coded.cu`: of passes over codes of blocks, numbers that are rounded at random, and weights in two halves.
+//! Tables of jobs for `coded.cu`: passes over block-quantized values, stochastically rounded numbers, and weights in two
+//! halves.
 
 use super::device::launch;
 use super::driver::Grid;
@@ -31,7 +32,7 @@ struct RandomBits {
     span: [Span; MOST_SPANS],
 }
 
-/// As `coded.cuh` lays it out.
+/// Has the layout of the CUDA struct `CodedJob`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CodedJob {
@@ -49,7 +50,7 @@ pub(super) struct CodedJob {
     rounding: RandomBits,
 }
 
-/// As `coded.cuh` lays it out.
+/// Has the layout of the CUDA struct `CodedJobs`.
 #[repr(C)]
 #[derive(Debug)]
 struct CodedJobs<const MOST: usize> {
@@ -232,8 +233,8 @@ struct CodedSumJobs<const MOST: usize> {
     partial: usize,
 }
 
-/// Runs a pass that sums over jobs of one launch. `room` says where the sums of so many pieces are left; the second result
-/// is where the pieces of each job end.
+/// Runs a pass with sums over the jobs of one launch. `room` takes the number of pieces and allocates memory for their sums.
+/// The second result holds where the pieces of each job end.
 pub(super) fn sum<T>(
     pass: &Pass<'_>,
     wide: bool,

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 /// Machine code that was compiled when the package was built: key and bytes.
 const SHIPPED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
 
-/// So many sources are compiled at once, on so many cores.
+/// Maximum number of sources that are compiled at once, each on its own core.
 const MOST_AT_ONCE: usize = 4;
 
 /// The user's folder for machine code; none, and nothing is kept.

@@ -47,7 +47,7 @@ pub struct Facts {
     pub driver: i32,
 }
 
-/// True where steps do not load what nobody has asked for before them.
+/// True where a step may only use sources that were requested before it.
 static ONLY_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Says whether an operation may load sources in a step, or only those are used that were loaded before it.
@@ -177,7 +177,7 @@ impl LoadedDevice {
         Ok(())
     }
 
-    /// Has those of the named sources off that nobody has asked for before a step, which begins without them.
+    /// Turns off those of the named sources that were not requested before a step, which begins without them.
     fn leave_out(&self, sources: &'static Sources, wanted: &[&str]) {
         let mut loaded = lock(&self.loaded);
         for source in sources.all.iter().filter(|source| wanted.contains(&source.name)) {
@@ -201,7 +201,7 @@ impl LoadedDevice {
     }
 }
 
-/// A thread's stay on a device: until it is dropped, kernels are launched on one stream of it.
+/// Guard of a thread that has entered a device. Until it is dropped, kernels are launched on one of the device's streams.
 #[derive(Debug)]
 pub struct Entered {
     /// It belongs to the thread.
@@ -389,7 +389,7 @@ pub(in crate::kernels) fn scratch(
     scratch_mut(elements, dtype, device).map(|(room, all)| (room, all.into_view()))
 }
 
-/// As [`scratch`], to be written by kernels that are told so.
+/// Allocates scratch memory as [`scratch`] does, with a writable view.
 pub(in crate::kernels) fn scratch_mut(
     elements: usize,
     dtype: DType,
@@ -454,7 +454,7 @@ pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
         DType::F64 => 3,
         DType::Q8 => 4,
         DType::UQ8 => 5,
-        // No kernel takes them by themselves: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
+        // No kernel takes int16 operands alone: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
         DType::I16 => 8,
     }
 }

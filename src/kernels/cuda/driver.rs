@@ -8,7 +8,7 @@ use libloading::os::unix::Library;
 
 use crate::error::{Error, Result};
 
-/// The context of a device that torch shares with everybody in the process: the primary one. Handles of the driver may be used
+/// The context of a device that torch shares with all code in the process: the primary one. Handles of the driver may be used
 /// by any thread; a context lives as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) struct Context(usize);
@@ -49,7 +49,7 @@ mod numbers {
     pub(super) const ZEROS_OUTSIDE: c_int = 0;
 }
 
-/// The parameters that a launch of a graph is given anew, as the driver lays them out.
+/// New parameters for a launch of a graph, as the driver lays them out.
 #[repr(C)]
 struct NodeParameters {
     function: usize,
@@ -183,7 +183,7 @@ fn calls() -> Result<&'static Calls> {
         let library = unsafe { Library::new(LIBRARY) };
         let library = library.map_err(|_| format!("no driver was found ({LIBRARY})"))?;
         let calls = Calls::of(&library)?;
-        std::mem::forget(library); // its functions stay
+        std::mem::forget(library); // keeps its functions loaded
         Ok(calls)
     });
     opened.as_ref().map_err(|reason| Error::Cuda(reason.clone()))
@@ -383,8 +383,8 @@ pub(in crate::kernels) fn captured_node(stream: Stream) -> Result<Node> {
 /// Gives a launch of a graph that is ready to run other parameters, for the replays that follow.
 ///
 /// # Safety
-/// As [`launch`], for every replay until the parameters are set anew; `graph` is an executable graph of the one that the
-/// node belongs to.
+/// As [`launch`], for every replay until the parameters are set again. `graph` was instantiated from the graph that the node
+/// belongs to.
 pub(in crate::kernels) unsafe fn set_parameters<Parameters>(
     graph: usize,
     node: Node,

@@ -1,4 +1,4 @@
-//! Messages that ranks send each other, put together and taken apart: tables of `copies.cu`, and `messages.cu`.
+//! Packing and unpacking of the messages that ranks send each other: tables of `copies.cu`, and `messages.cu`.
 //!
 //! Messages are in the arena, which is device memory. NCCL runs the collectives on its own streams, and
 //! waiting for one makes torch's current stream wait, not the host. The order of instructions that the plan

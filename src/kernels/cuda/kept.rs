@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 /// Bits of a mode that let others write.
 const OTHERS_WRITE: u32 = 0o022;
-/// Time after which whoever makes a file is no longer waited for.
+/// Time after which a process no longer waits for another one that makes a file.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// Time between two looks at a file that another process makes.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -21,7 +21,7 @@ fn digest(key: &str, image: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(key).chain_update(image).finalize().into()
 }
 
-/// The image of a kept file, if it is what was written for this key and nobody else may have written to it: the driver
+/// Returns the image of a kept file, if it was written for this key and no other user can have written to it. The driver
 /// trusts what it loads.
 pub(super) fn read(file: &Path, key: &str) -> Option<Vec<u8>> {
     let (mut open, folder) = (File::open(file).ok()?, fs::metadata(file.parent()?).ok()?);
@@ -41,7 +41,7 @@ pub(super) fn read(file: &Path, key: &str) -> Option<Vec<u8>> {
 /// Numbers the files that this process writes.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Writes a file that other processes see whole or not at all, beside it a name that nobody has taken.
+/// Writes a file that other processes see whole or not at all: under a unique name in the same folder, then renamed.
 pub(super) fn store(file: &Path, key: &str, image: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -56,7 +56,7 @@ pub(super) fn store(file: &Path, key: &str, image: &[u8]) -> std::io::Result<()>
         .inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
-/// The right to make a file, until it is dropped. Where a file system has no locks, everybody has it.
+/// The right to make a file, until it is dropped. All processes have it where a file system has no locks.
 #[derive(Debug)]
 pub(super) struct Turn(Option<(File, PathBuf)>);
 
@@ -218,13 +218,13 @@ mod tests {
         let begun = Instant::now();
         assert!(Turn::at(&file, Duration::from_millis(200)).0.is_none());
         assert!(begun.elapsed() >= Duration::from_millis(200));
-        // An old lock that somebody still holds is not waited for.
+        // An old lock that another process still holds is not waited for.
         let old = std::time::SystemTime::now() - PATIENCE;
         File::options().write(true).open(folder.join("a.lock")).unwrap().set_modified(old).unwrap();
         let begun = Instant::now();
         assert!(Turn::at(&file, PATIENCE).0.is_none());
         assert!(begun.elapsed() < PATIENCE / 10);
-        // What cannot be opened locks nobody out.
+        // A lock that cannot be opened keeps no process out.
         fs::create_dir(folder.join("b.lock")).unwrap();
         assert!(Turn::at(&folder.join("b.cubin"), PATIENCE).0.is_none());
         fs::remove_dir_all(folder).unwrap();

@@ -73,7 +73,7 @@ impl Matrix {
     }
 }
 
-/// Blocks for so many lines of this length.
+/// Returns the number of blocks for `lines` lines of this length.
 pub(in crate::kernels) fn blocks_of(lines: usize, length: usize) -> usize {
     lines.div_ceil(OF_A_TEAM * if length >= LONG { 1 } else { THREADS as usize / WARP })
 }

@@ -21,7 +21,7 @@ const FIRST_VERSION: i32 = 12_010;
 const OLDEST: &str = "sm_80";
 /// Names that the loader is asked for.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-/// Text of a compiler is cut to so many characters.
+/// Maximum number of characters that are kept of a compiler's text.
 const MOST_SAID: usize = 2000;
 
 /// Paths of libraries, the one that is tried first at the front.
@@ -171,7 +171,7 @@ impl Found {
     }
 }
 
-/// Opens what NVRTC opens by name, if it lies beside it: it is found once it is open.
+/// Opens the library that NVRTC loads by name, if it is in the same folder: NVRTC finds it once it is open.
 fn open_builtins(path: &Path) {
     let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
     for entry in entries.into_iter().flatten().flatten() {
@@ -207,7 +207,7 @@ impl Nvrtc {
                     log: (*library.get("nvrtcGetProgramLogSize")?, *library.get("nvrtcGetProgramLog")?),
                     path: path.to_owned(),
                 };
-                std::mem::forget(library); // its functions stay
+                std::mem::forget(library); // keeps its functions loaded
                 Ok(made)
             };
             load()

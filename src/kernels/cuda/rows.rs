@@ -16,10 +16,10 @@ const MOST_SCALES: usize = 2;
 /// Jobs of one launch. The kernels in float64 take the small table.
 const FEW: usize = 16;
 const MANY: usize = 177;
-/// Rows of a tile for each thread, elements that a thread has beside each other.
+/// Rows of a tile for each thread, and adjacent elements that a thread handles.
 const DOWN: usize = 16;
 const VECTOR: usize = 4;
-/// Threads beside each other in a row.
+/// Threads along a row.
 const LANES: [usize; 3] = [8, 16, 32];
 
 /// As `stacks.cuh` lays it out.

@@ -121,7 +121,7 @@ impl Loaded {
         on.map(|(name, image)| (*name, image.clone())).collect()
     }
 
-    /// Has a source off from now on: nothing of it is launched any more.
+    /// Turns a source off: none of its kernels is launched afterwards.
     pub(super) fn turn_off(&mut self, source: &Source, reason: &str) {
         self.sources.insert(source.name, (source.when, State::Off(reason.to_owned())));
         self.functions.retain(|_, (_, of)| *of != source.name);

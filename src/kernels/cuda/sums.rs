@@ -1,4 +1,4 @@
-//! Elementwise passes with sums, which stay on the device: those of pieces, then those of jobs.
+//! Elementwise passes whose sums are kept on the device: those of pieces, then those of jobs.
 
 use tch::Tensor;
 
@@ -111,7 +111,7 @@ pub(in crate::kernels) fn fold_units<const N: usize>(
     Ok(())
 }
 
-/// Memory for the sums of so many pieces, and its address.
+/// Allocates memory for the sums of `pieces` pieces; returns it with its address.
 fn room(pieces: u32, to: &[FlatView]) -> Result<((Tensor, FlatView<'static>), usize)> {
     let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;
     let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.device())?;

@@ -1,9 +1,9 @@
-//! The launches of a captured step: noted when the step is captured, given the parameters of another step before a
-//! replay. Learning rates, gradients and whatever else a launch is told are then those of the step that is taken.
+//! The launches of a captured step. They are recorded when the step is captured, and get the parameters of another step
+//! before a replay. Learning rates, gradients and all other arguments of a launch are then those of the step that is taken.
 //!
-//! Parameters are replaced by `cuGraphExecKernelNodeSetParams`. A driver that cannot do that, or cannot say
-//! which node a launch became, is refused before a capture. Arguments of libtorch's operations stay those of
-//! the capture (the epsilon of an orthonormalization); scalars that change go through [`live_numbers`].
+//! Parameters are replaced by `cuGraphExecKernelNodeSetParams`. A driver that cannot do that, or cannot report which node a
+//! launch became, is refused before a capture. Arguments of libtorch's operations keep their values from the capture (the
+//! epsilon of an orthonormalization); scalars that change go through [`live_numbers`].
 
 use std::cell::{Cell, RefCell};
 
@@ -39,7 +39,7 @@ enum Mode {
 
 thread_local! {
     static MODE: RefCell<Option<Mode>> = const { RefCell::new(None) };
-    /// True if launches stay as they were captured.
+    /// True if launches keep the parameters that they were captured with.
     static FROZEN: Cell<bool> = const { Cell::new(false) };
     /// Memory that torch must not give to others before a step is captured, or before a graph that names it is launched.
     static HELD: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
@@ -159,7 +159,7 @@ pub(super) unsafe fn launch<Parameters>(
             let Noted { node, .. } =
                 *noted.ok_or_else(|| Error::Cuda("the step is not the one that was captured".into()))?;
             *next += 1;
-            // SAFETY: the caller upholds it; whoever replays the graph keeps it with its nodes.
+            // SAFETY: the caller upholds it; the code that replays the graph keeps it with its nodes.
             return unsafe { driver::set_parameters(*graph, node, function, grid, parameters) };
         }
         // SAFETY: the caller upholds it.

@@ -1,5 +1,5 @@
-//! Elements that are more than numbers of their type: codes of blocks, numbers that are rounded at random, and weights in two
-//! halves, all to the same bits as on the host.
+//! Elements that are more than numbers of their type: block-quantized values, stochastically rounded numbers, and weights in
+//! two halves. All have the same bits as on the host.
 
 use tch::{Kind, Tensor};
 
@@ -13,7 +13,7 @@ const AT_ONCE: i64 = 1 << 22;
 const WORD: i64 = 0xffff_ffff;
 const HALF: i64 = 0xffff;
 
-/// The numbers that codes stand for.
+/// Dequantizes 8-bit values.
 pub(super) fn decode(x: &FlatView<'_>, codes: &Tensor, kind: Kind) -> Result<Tensor> {
     let Some((Encoding::Blocks(blocks), first)) = x.encoding() else {
         return Err(Error::Internal("codes without blocks".into()));
@@ -35,7 +35,7 @@ pub(super) fn encode(x: &FlatView<'_>, stored: &mut Tensor, numbers: &Tensor) ->
     }
 }
 
-/// The weights of which `high` are the parameters (see `crate::kernels::cpu::master`), if these are weights in two halves.
+/// Returns the weights whose parameters are `high` (see `crate::kernels::cpu::master`), if these are weights in two halves.
 pub(super) fn join(x: &FlatView<'_>, high: &Tensor, kind: Kind) -> Result<Option<Tensor>> {
     let Some(low) = x.remainders() else { return Ok(None) };
     let low = low.tensor(&[low.len()])?.shallow_clone();
@@ -90,7 +90,7 @@ fn pieces(count: i64) -> impl Iterator<Item = (i64, i64)> {
 
 /// The scales of all blocks.
 fn scales_of(blocks: &Blocks) -> Result<Tensor> {
-    // SAFETY: who has a view of codes has the scales of their blocks with it (`Blocks::scales`).
+    // SAFETY: a view of quantized values borrows the scales of their blocks too (`Blocks::scales`).
     let view = unsafe { blocks.scales.view(None) };
     Ok(view.tensor(&[view.len()])?.shallow_clone())
 }
@@ -143,7 +143,7 @@ fn encode_blocks(
     };
     let find = if dtype == DType::Q8 { signed } else { unsigned };
     let codes = find(&quotients, &random)?;
-    // A block of zeros, or whose scale is no number, has the code of zero.
+    // A block of zeros, or with a scale that is not finite, is quantized to 0.
     let says_nothing = scale.f_eq(0.0)?.f_logical_or(&scale.f_isfinite()?.f_logical_not()?)?;
     let none = codes.f_zeros_like()?.f_add_scalar(zero)?;
     Ok(stored.f_copy_(&none.f_where_self(&says_nothing, &codes)?)?)
@@ -164,7 +164,7 @@ fn numbers_by_bits(parts: &[Octaves], bits: &Tensor, random: &Tensor) -> Result<
     found.ok_or_else(|| Error::Internal("a code book without entries".into()))
 }
 
-/// The codes of numbers of either sign.
+/// Quantizes numbers of either sign.
 fn signed(quotients: &Tensor, random: &Tensor) -> Result<Tensor> {
     let (size, zero) = (quotients.f_abs()?, i64::from(ZERO));
     let bits = size.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?;
@@ -175,7 +175,7 @@ fn signed(quotients: &Tensor, random: &Tensor) -> Result<Tensor> {
     Ok(found.f_neg()?.f_where_self(&quotients.f_lt(0.0)?, &found)?.f_add_scalar(zero)?)
 }
 
-/// The codes of numbers that are not negative.
+/// Quantizes numbers that are not negative.
 fn unsigned(quotients: &Tensor, random: &Tensor) -> Result<Tensor> {
     let is_positive = quotients.f_gt(0.0)?;
     let bits = quotients.f_view_dtype(Kind::Int)?.f_to_kind(Kind::Int64)?.f_mul(&is_positive)?;

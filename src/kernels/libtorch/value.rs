@@ -63,7 +63,7 @@ impl Value {
         }
     }
 
-    /// A function of two, of which the host does not know both.
+    /// Applies a function of two values: `known` if the host knows both, else `there`.
     fn with(
         &self,
         other: &Self,
@@ -128,7 +128,7 @@ impl Value {
         self.map(|x| x, |x| x.f_sum(Kind::Double))
     }
 
-    /// 1 where this is below the other, else 0 (also where one of them is no number).
+    /// Returns 1 where this is below the other, else 0 (also where one of them is NaN).
     pub(in crate::kernels) fn below(&self, other: &Self) -> Self {
         self.with(other, |a, b| f64::from(u8::from(a < b)), Tensor::f_lt_tensor)
     }
@@ -178,7 +178,7 @@ pub(in crate::kernels) fn copied(x: &Tensor) -> std::result::Result<Tensor, TchE
     Ok(copy)
 }
 
-/// A number beside a tensor, in its type and place.
+/// Returns a number as a scalar tensor on the device of `like`: float32 if that is float32, else float64.
 fn scalar(x: f64, like: &Tensor) -> std::result::Result<Tensor, TchError> {
     let kind = match like.f_kind()? {
         Kind::Float => Kind::Float,

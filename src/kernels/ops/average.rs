@@ -18,7 +18,7 @@ operation! {
 }
 
 operation! {
-    /// From `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z, of which one may be rounded at random.
+    /// Maps `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z. One of them may be rounded stochastically.
     #[derive(Clone, Copy, Debug)]
     pub struct TakeApart as TakeApartScalars {
         /// The share b of the average x in y.
@@ -29,8 +29,8 @@ operation! {
 }
 
 operation! {
-    /// `x ← (1 - c)·x + c·z`, then from z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x, of which one may be
-    /// rounded at random.
+    /// Computes `x ← (1 - c)·x + c·z`, then maps z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x. One of them may be
+    /// rounded stochastically.
     #[derive(Clone, Copy, Debug)]
     pub struct PutTogether as PutTogetherScalars {
         /// The share b of the average x in y.

@@ -1,7 +1,7 @@
 //! Passes of optimizers that keep second moments by row and by column.
 
 #![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
-#![allow(clippy::needless_range_loop)] // over several slices at once, of which only their number is known
+#![allow(clippy::needless_range_loop)] // loops index several slices at once; only their number is known
 
 use std::sync::OnceLock;
 

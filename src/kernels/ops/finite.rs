@@ -1,4 +1,4 @@
-//! Operations that projections by a basis need beside their products.
+//! Operations that projections by a basis need in addition to their products.
 
 use tch::{Kind, Tensor};
 
@@ -19,13 +19,13 @@ pub fn clear_without_basis(all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Res
     all.iter_mut().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
-/// Tests whether a matrix has only zeros, as far as the host is told: never on a device.
+/// Tests whether a matrix has only zeros. Returns false on a device, which the host does not read.
 #[must_use]
 pub fn is_zero(matrix: &MatrixView<'_>) -> bool {
     matrix.device() == Device::Cpu && matrix.runs().all(|run| cpu::reduce::only_zeros(&run))
 }
 
-/// True if all elements are finite: as far as the host is told, or on a device as a number there.
+/// True if all elements are finite: a truth value that the host knows, or one on a device.
 #[derive(Debug)]
 pub enum Finite {
     /// Truth value that the host knows.

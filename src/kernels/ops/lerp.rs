@@ -59,7 +59,7 @@ mod tests {
             assert_eq!(Lerp::<C>::adding(0.0).of(old, new), old);
             for beta in [1e-8, 0.1, 0.5, 0.6, 0.9, 0.999, 0.9999] {
                 let share = 1.0 - beta;
-                // What is kept beside a share that was rounded is not quite β.
+                // With a share that was rounded, what is kept is not quite β.
                 for (lerp, beta) in [(Lerp::<C>::keeping(beta), beta), (Lerp::adding(share), 1.0 - share)] {
                     let size = (beta * old.wide()).abs() + share * new.wide().abs();
                     let exact = beta * old.wide() + share * new.wide();

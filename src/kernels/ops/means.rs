@@ -50,8 +50,8 @@ pub enum NewShare<'a> {
 }
 
 impl<'a> Means<'a> {
-    /// For jobs of which each is given by the number of its parameter and the count, with the largest mean that all of them
-    /// can store.
+    /// Creates the means of jobs, each given by the number of its parameter and the count. `most` is the largest mean that
+    /// all of them can store.
     #[must_use]
     pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
         let (exponent, steps) = match share {

@@ -1,6 +1,6 @@
 //! Operations: of each its scalars and operands, how the CPU carries it out, and its kernels on devices.
 
-#![cfg_attr(not(feature = "cuda"), allow(unused_variables, dead_code))] // what devices are told
+#![cfg_attr(not(feature = "cuda"), allow(unused_variables, dead_code))] // used by device builds only
 
 use super::op::{Declared, Kernel};
 

@@ -87,7 +87,7 @@ fn at_least<W: Num>(x: W, least: f64) -> W {
 /// Rules for the size of an update.
 #[derive(Clone, Copy, Debug)]
 pub enum SizeRule {
-    /// As long as the weights were when they were first seen, which they stay.
+    /// The norm that the weights had when they were first seen, which they keep.
     Sphere,
     /// At least `least` times as long as the weights, `scale` times the update taken for it.
     Floor {

@@ -26,7 +26,7 @@ const DEPTH: usize = 32;
 const PART: usize = 6;
 
 thread_local! {
-    // Sums of a task, whose pages stay with the thread.
+    // Sums of a task. The thread keeps the buffer, so that its pages are reused.
     static SUMS: RefCell<Vec<Sums<f32>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -18,7 +18,7 @@ use crate::threads;
 /// Columns that are multiplied together: products with one triangle are split into panels of this width. On 4096 x 256
 /// 48 takes 2.4 ms, 64 the same, 128 2.8 ms and the full product 3.6 ms.
 const PANEL: usize = 48;
-/// Rows that are multiplied together, which then stay in the L2 cache.
+/// Rows that are multiplied together, so that they remain in the L2 cache.
 const ROWS: usize = 512;
 /// Multiplications below which a matrix is not worth more than one thread.
 const ALONE: usize = 1 << 22;

@@ -24,7 +24,7 @@ fn kernels() -> Vec<Kernel> {
     found
 }
 
-/// Tests whether AMX's instructions are emulated from now on.
+/// Installs the emulation of AMX instructions, and tests whether that succeeded.
 fn can_be_emulated() -> bool {
     #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
     {

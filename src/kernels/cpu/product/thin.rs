@@ -20,8 +20,8 @@ const ROWS: usize = 256;
 const TILES_READ: usize = 2;
 
 thread_local! {
-    // Memory of the panels of both factors, of that which all tasks read and of a part of the other; its pages stay with the
-    // thread from one step to the next.
+    // Memory of the panels of both factors: all panels of the factor that every task reads, and a part of the other one. The
+    // thread keeps its pages from one step to the next.
     static WHOLE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static PART: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }

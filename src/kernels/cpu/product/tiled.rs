@@ -49,7 +49,7 @@ impl<E: Number> Call<'_, E> {
         ]
     }
 
-    /// The first panel of rows of which a panel of columns needs a tile: of a symmetric product only tiles that reach
+    /// Returns the first panel of rows whose tile a panel of columns needs. For a symmetric product only tiles that reach
     /// below the diagonal are computed.
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set

@@ -98,11 +98,11 @@ pub(super) unsafe fn interleave(rows: [*const u16; 2], [count, all]: [usize; 2],
     }
 }
 
-/// Stores 16 units of 32 bits of each of `rows <= 16` rows as 16 groups of `all` units, `width` units apart; units of rows
-/// that there are not are zero.
+/// Stores 16 units of 32 bits of each of `rows <= 16` rows as 16 groups of `all` units. The groups have a stride of `width`
+/// units; units of missing rows are zero.
 ///
 /// # Safety
-/// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart, and `to` at 16 groups.
+/// The machine has AVX-512F. `from` points at `rows` rows of 16 units with a stride of `stride` bytes, and `to` at 16 groups.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn transpose(
     from: *const u8,
@@ -120,15 +120,15 @@ pub(super) unsafe fn transpose(
     }
 }
 
-/// 16 units of 32 bits of each of `rows <= 16` rows, by their place in the row; zero for rows that there are not.
+/// Returns 16 units of 32 bits of each of `rows <= 16` rows, by their place in the row, with zeros for missing rows.
 ///
 /// # Safety
-/// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart.
+/// The machine has AVX-512F. `from` points at `rows` rows of 16 units with a stride of `stride` bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transposed(from: *const u8, stride: usize, rows: usize) -> [__m512i; 16] {
-    // SAFETY: the caller's. Where their number is known the rows stay in registers: those of a panel of columns, and of
-    // one of rows.
+    // SAFETY: the caller upholds it. The rows are kept in registers where their number is a constant, as for a panel of
+    // columns and for one of rows.
     unsafe {
         match rows {
             16 => exchanged(loaded(from, stride, 16)),

@@ -1,4 +1,4 @@
-//! Types of products by tiles: elements, operands, tiles, and what a task is told.
+//! Types of products by tiles: elements, operands, tiles, and the arguments of a task.
 
 use half::bf16;
 

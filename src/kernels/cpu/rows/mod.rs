@@ -62,7 +62,7 @@ pub struct At {
 /// Scales that an element has at most.
 pub(crate) const SCALES: usize = 2;
 
-/// A pass over the rows of `N` operands, of which `R` are read and `W` written.
+/// A pass over the rows of `N` operands (`R` read, `W` written).
 pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];
@@ -132,7 +132,7 @@ pub(super) struct Left {
     pub(super) cols: Vec<f64>,
 }
 
-/// Splits a job into tasks. The sums by column of matrices that are split stay with the job.
+/// Splits a job into tasks. The job keeps the sums by column of matrices that are split.
 fn cut<'a, const R: usize, const W: usize>(
     job: usize,
     stack: &'a mut Stack<'_, R, W>,

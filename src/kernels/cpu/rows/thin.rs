@@ -77,7 +77,7 @@ pub(super) fn body<C: Real, const N: usize, const R: usize, const W: usize, P: R
     left.cols = if task.sums_cols && task.part.is_some() { wide } else { Vec::new() };
 }
 
-/// Calls a function that is told the number of columns as a constant, where it is one of these, else 0.
+/// Calls a function with the number of columns as a constant if it is one of these, else with 0.
 macro_rules! by_width {
     ($cols:ident: $call:ident($($argument:expr),*)) => {
         match $cols {

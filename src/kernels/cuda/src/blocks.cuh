@@ -93,7 +93,7 @@ __device__ __forceinline__ u32 positive_code(float q, u32 random) {
 // How the numbers of a block become those that entries are near to.
 struct Scaling {
     float power, inverse;
-    bool is_lost;  // all codes are that of 0
+    bool is_lost;  // all values are quantized to 0
 
     __device__ explicit Scaling(float scale) {
         // A power of two that keeps products with it, and the inverse, normal numbers.

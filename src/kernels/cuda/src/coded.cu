@@ -1,4 +1,4 @@
-// Elementwise passes over operands that may be codes or rounded at random.
+// Elementwise passes over operands that may be quantized or stochastically rounded.
 #include "coded.cuh"
 #include "each_elementwise.cuh"
 

@@ -1,11 +1,11 @@
-// Elementwise passes over runs of memory whose elements are more than numbers of their type: codes of blocks
-// with a scale each, numbers that are rounded at random, and float32 weights in two halves. The operations are
-// those of the plain passes.
+// Elementwise passes over runs of memory whose elements are more than numbers of their type: quantized values
+// with a scale for each block, stochastically rounded numbers, and float32 weights in two halves. The
+// operations are those of the plain passes.
 //
-// A job is cut into the blocks of its codes, or where it has none into blocks of a fixed length. Some threads
-// of a warp work on a block together: they decode and compute, leave what has to be encoded or rounded in
-// shared memory, find the largest absolute value, and encode. Every thread reads there only what it has
-// written. A block has 4 to 36 KiB of static shared memory, by the number of operands that are written.
+// A job is cut into its quantization blocks, or into blocks of a fixed length if it has none. Some threads of
+// a warp work on a block together: they dequantize and compute, leave what has to be quantized or rounded in
+// shared memory, find the absmax, and quantize. Every thread reads there only what it has written. A thread
+// block has 4 to 36 KiB of static shared memory, by the number of operands that are written.
 //
 // These kernels are in sources of their own, which are loaded when a parameter or state needs them.
 #pragma once
@@ -20,7 +20,7 @@ constexpr int MANY_CODED = 96;   // jobs of one launch
 
 struct CodedJob {
     Job plain;
-    float* scales[MOST_OPERANDS];  // of codes, from the job's first block on; of weights their low halves
+    float* scales[MOST_OPERANDS];  // of blocks, from the job's first one on; of weights the low halves
     long long width;               // elements of a row: its last block may be short
     u32 blocks;                    // of the job
     u32 in_row;                    // blocks of a row
@@ -93,7 +93,7 @@ __device__ __forceinline__ C decoded(u32 code, const float (&value)[ENTRIES], fl
     return static_cast<C>(rounded_product(value[code], scale));
 }
 
-// The low half of a weight, of which a job may begin at any multiple of two bytes.
+// Returns the low half of a weight. A job may begin at any multiple of two bytes.
 __device__ __forceinline__ short* low_halves(const CodedJob& job, int n, long long element) {
     return reinterpret_cast<short*>(in_global_memory(job.scales[n])) + element;
 }
@@ -109,7 +109,7 @@ __device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& ta
     return decoded<C>(code, tables.value[run.type == Type::unsigned_codes], scale);
 }
 
-// A vector between memory and arithmetic, which may be codes.
+// A vector between memory and arithmetic, which may be quantized.
 template <typename C>
 struct FetchedStored {
     Fetched<C> fetched;
@@ -281,7 +281,7 @@ __device__ __forceinline__ float largest(const Segment& segment, const float* st
     return __uint_as_float(most);
 }
 
-// Stores the first `count` elements of a vector, of which `Element` has the type.
+// Stores the first `count` elements of a vector, whose elements have type `Element`.
 template <typename Element, typename Vector>
 __device__ __forceinline__ void store_first(char* to, int count, Vector all) {
     constexpr int BITS = 8 * sizeof(Element);

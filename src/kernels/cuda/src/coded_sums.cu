@@ -1,5 +1,5 @@
-// The passes of sums.cu over operands that may be codes or rounded at random. The order of a sum follows the
-// blocks of these operands, so it is not that of sums.cu.
+// The passes of sums.cu over operands that may be quantized or stochastically rounded. The order of a sum
+// follows the blocks of these operands, so it is not that of sums.cu.
 #include "coded.cuh"
 #include "each_sum.cuh"
 #include "summed.cuh"

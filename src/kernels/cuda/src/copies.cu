@@ -1,4 +1,4 @@
-// Copies of many rectangles at once: what ranks send each other is put together and taken apart.
+// Copies of many rectangles at once: packs and unpacks the messages that ranks send each other.
 //
 // The table is a parameter of the kernel, as in jobs.cuh. A rectangle is `rows` runs of `units` units of one
 // width, at any distance. Units that are not whole, at the end of each row, are a rectangle of their own.

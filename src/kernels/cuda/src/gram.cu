@@ -7,7 +7,7 @@
 // Registers of a thread on sm_80, sm_90a and sm_100: 168, 168, 143.
 #include "panel.cuh"
 
-constexpr int PITCH = TILE + 8;  // lanes 4 apart in k and 8 apart in columns then fall on 32 different banks
+constexpr int PITCH = TILE + 8;  // lanes at distance 4 in k and 8 in columns then use 32 different banks
 constexpr int OPERAND = DEPTH * PITCH;
 
 struct GramProduct {

@@ -1,4 +1,5 @@
-// Elementwise passes over many runs of memory at once: what a launch is told, and how elements come and go.
+// Elementwise passes over many runs of memory at once: the table of a launch, and loads and stores of
+// elements.
 //
 // A job is a few operands of equal length, one run of memory each. Jobs are cut into pieces, one block each.
 // The table is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be
@@ -6,7 +7,7 @@
 #pragma once
 #include "search.cuh"
 
-// As `DType` numbers them. Codes are for the kernels of `coded.cu` only.
+// As `DType` numbers them. Quantized types are for the kernels of `coded.cu` only.
 enum class Type : unsigned char {
     float16,
     bfloat16,
@@ -30,8 +31,8 @@ constexpr int PIECE = 1 << 14;
 constexpr int FEW = 32;
 constexpr int MANY = 338;
 
-// A learning rate in device memory, so that a replayed graph follows what is there: what is told for each unit
-// of it is multiplied by it. Nowhere, where the host has done that.
+// A learning rate in device memory, so that a replayed graph uses its present value: scalars that are
+// proportional to the learning rate are multiplied by it. Null where the host has done that.
 struct Rate {
     const void* at;
     u32 scalars;  // of an operation: a bit for each that is for each unit
@@ -304,8 +305,8 @@ __device__ __forceinline__ void one_element(const Piece<Op::OPERANDS>& piece, Op
     }
 }
 
-// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES
-// are stored. Where `Grouped`, each thread has the same elements in the same order whatever the alignment.
+// Applies `op` to every element of this block's piece. Of the Op::OPERANDS operands, those in Op::WRITES are
+// stored. Where `Grouped`, each thread has the same elements in the same order whatever the alignment.
 template <typename C, bool Grouped = false, typename Op>
 __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, Op& op) {
     constexpr int N = Op::OPERANDS;

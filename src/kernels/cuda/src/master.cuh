@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// The weight of which these are the parameter and the low half.
+// Joins a parameter and its low half to the float32 weight.
 __device__ __forceinline__ float joined(u16 high, short low) {
     const u32 plain = static_cast<u32>(high) << 16;
     const u32 bits = (static_cast<u32>(high) - (low < 0 ? 1u : 0u)) << 16 | static_cast<u16>(low);

@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Tells the compiler where a pointer points, so that it need not ask at each access.
+// Asserts to the compiler that a pointer is in global memory, which saves a check at each access.
 template <typename T>
 __device__ __forceinline__ T* in_global_memory(T* pointer) {
     __builtin_assume(__isGlobal(pointer));

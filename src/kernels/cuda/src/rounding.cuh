@@ -28,14 +28,14 @@ __device__ __forceinline__ u32 rounded_by(float x, u32 random) {
     return is_nan ? bits >> 16 | 0x40u : (bits + random) >> 16;
 }
 
-// The same to float16, of which the lower 13 bits are cut off. `least` is the smallest size that a number but 0
-// becomes, as bits.
+// Rounds likewise to float16: the lower 13 bits are cut off. `least` holds the bits of the smallest magnitude
+// that a nonzero number can become.
 __device__ __forceinline__ u32 half_rounded_by(float x, u32 random, u32 least) {
     constexpr float LEAST_NORMAL = 1.0f / 16384.0f;
     constexpr u32 BIAS = (127 - 15) << 10;
     const u32 sign = __float_as_uint(x) >> 16 & 0x8000u;
     const float size = fabsf(x);
-    // Subnormal ones lie as far apart as those that begin at 2^-14, to which adding it brings them.
+    // Subnormal numbers have the same spacing as those that begin at 2^-14. Adding 2^-14 moves them there.
     const bool is_small = size < LEAST_NORMAL;
     const float moved = is_small ? __fadd_rn(size, LEAST_NORMAL) : size;
     const u32 cut = ((__float_as_uint(moved) + (random >> 3)) >> 13) - BIAS - (is_small ? 1u << 10 : 0u);

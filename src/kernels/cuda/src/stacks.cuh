@@ -13,12 +13,13 @@ constexpr int MOST_SCALES = 2;
 constexpr int FEW_STACKS = 16;
 constexpr int MANY_STACKS = 177;
 constexpr int DOWN = 16;        // rows of a tile for each thread
-constexpr int TOGETHER = 4;     // of which so many are under way
-constexpr int LEAST_LANES = 8;  // threads beside each other in a row
+constexpr int TOGETHER = 4;     // rows whose loads are in flight at once
+constexpr int LEAST_LANES = 8;  // threads along a row, at least
 constexpr int MOST_ROWS = DOWN * THREADS / LEAST_LANES;
 
 // Second moments: 1 / sqrt(V) of an element is sqrt(all) / (sqrt(row) sqrt(col)), with those of its matrix,
-// row and column. A root of sqrt(all) goes with either: all of it may be no float32 number with one. Without row they are by element, without all three it is 1.
+// row and column. Each of the two factors takes a root of sqrt(all), as one with all of it may leave the
+// range of float32. Without row the moments are by element; without all three the factor is 1.
 struct Moments {
     const void* row;
     const void* col;
@@ -45,7 +46,7 @@ struct StackJob {
     u32 totals;  // blocks that add up tiles, likewise
     Type type[MOST_STACKED];
     Type moments_type[MOST_SCALES];
-    unsigned char lanes;  // threads beside each other: a power of two
+    unsigned char lanes;  // threads along a row: a power of two
 };
 
 template <int Most>
@@ -71,7 +72,7 @@ __device__ __forceinline__ StackShare stack_share(const Stacks<Most>& stacks, u3
 // How a matrix is cut: a tile has DOWN rows for each thread of a column, and a vector for each thread of a
 // row.
 struct Tiling {
-    int lanes, slots;        // threads beside and below each other
+    int lanes, slots;        // threads along a row and along a column
     long long down, across;  // tiles
 
     __device__ explicit Tiling(const StackJob& job) : lanes(job.lanes), slots(THREADS / job.lanes) {

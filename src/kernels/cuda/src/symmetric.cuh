@@ -1,4 +1,4 @@
-// What is added to a symmetric product on its way out.
+// Terms that are added to a symmetric product before it is stored.
 #pragma once
 #include "common.cuh"
 

@@ -69,8 +69,8 @@ __device__ __forceinline__ u32 half_offset(int row, int chunk) {
     return (row * HALF_ROW_CHUNKS + (chunk ^ ((row & 7) ^ (((row >> 3) & 3) << 1)))) * CHUNK_BYTES;
 }
 
-// Tiles of the addends, in the stages that follow those of the operands, and the finished one in the place of
-// the first: two halves each.
+// Tiles of the addends, in the stages that follow those of the operands. The finished tile replaces the first
+// one. Each tile has two halves.
 struct Tiles {
     unsigned char* shared;
     int first;  // stage of the first half
@@ -285,7 +285,7 @@ __device__ __forceinline__ void store_mirror(T* matrix, const MatrixBatch& batch
     }
 }
 
-// The sums of a part of a tile, a float4 of each thread beside those of the others.
+// Stores the sums of a part of a tile; the float4 values of all threads are contiguous.
 __device__ __forceinline__ void store_part(float4* part, const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4]) {
 #pragma unroll
     for (int i = 0; i < FRAGMENTS; ++i) {
@@ -347,7 +347,7 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
             return;
         }
         __syncthreads();            // all warps have left the stage of the last block
-        load(blocks + STAGES - 1);  // the last half of an addend; the others came beside the last products
+        load(blocks + STAGES - 1);  // the last half of an addend; the others came with the last products
         copy_async_wait<0>();
     }
     if (Does == TOTAL) {

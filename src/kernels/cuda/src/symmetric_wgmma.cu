@@ -2,9 +2,9 @@
 //
 // Operands and result go through tensor maps, so rows have to start at multiples of 16 bytes; m and k are
 // any. Clusters of two blocks walk over batch x pairs of tiles of 128 x 128, a tile for each block. One
-// warpgroup of a block fills a ring of stages by tensor copies: of tiles beside each other each block copies
-// half of the left operand to both. Two others multiply in turns, a tile each, so that one multiplies while
-// the other stores squares of 64 x 64 and their transposes by tensor copies.
+// warpgroup of a block fills a ring of stages by tensor copies. For adjacent tiles of a row, each block
+// copies half of the left operand to both. Two other warpgroups multiply in turns, a tile each, so that one
+// multiplies while the other stores squares of 64 x 64 and their transposes by tensor copies.
 //
 // Shared left operands: for a stage a block reads 24 KiB from the cache and does 2.1 million operations,
 // which are 85 for a byte. A block without a neighbour reads 32 KiB: 64 operations for a byte.
@@ -267,7 +267,7 @@ struct Addends {
     }
 };
 
-// Where a lane's row of four 8x8 matrices lies: of 16 columns, two beside each other and two below.
+// Address of a lane's row in a 2 x 2 grid of 8x8 matrices, which has 16 columns.
 __device__ __forceinline__ u32 matrix_row(u32 square, int pair) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
     return swizzled(square, warp * 16 + lane % 16, pair * 2 + lane / 16);
@@ -358,7 +358,7 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
             named_barrier(1 + group, GROUP);  // the square before this one has left shared memory
             add_terms<T>(sum[half], part, at, factors, addends, row, col);
         }
-        if (next < SQUARES)  // beside what is left to do with this one
+        if (next < SQUARES)  // while this one is finished
             addends.fetch(first_row + next / ACROSS * SQUARE, first_col + next % ACROSS * SQUARE);
         if (!stored) continue;
         if (diagonal) {
@@ -378,7 +378,7 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
 }
 
 // The groups take every other tile. One begins once the other has seen all stages of the tile before: a wait
-// for a stage tells apart this filling and the one before it, and no more.
+// for a stage can only distinguish this filling from the one before it.
 template <typename T>
 __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, u32 shared) {
     Ring ring(shared);
@@ -411,7 +411,7 @@ __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, 
         pass_turn(other);
         const int first_row = tile.row * TILE, first_col = tile.col * TILE;
         Addends<T> addends(p.terms, t / p.pairs, p.size);
-        addends.fetch(first_row, first_col);  // beside the last products
+        addends.fetch(first_row, first_col);  // during the last products
         const Factors factors(p.terms);
         products_wait<0>();
         if (blocks) release(last);

@@ -14,7 +14,7 @@ use crate::tensor::{DType, FlatViewMut, MatrixView};
 /// See [`crate::kernels::clear_without_basis`].
 pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     for (basis, out) in all.iter().filter(|(_, out)| !out.is_empty()) {
-        // Also what is no number is not zero.
+        // NaN counts as nonzero.
         let is_there = basis.tensor()?.f_ne(0.0)?.f_any()?;
         let out = out.view();
         let own = load(&out, arithmetic(out.dtype() == DType::F64))?;
@@ -23,7 +23,7 @@ pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMu
     Ok(())
 }
 
-/// The factors of the channels, beside the elements of their matrix.
+/// Returns the factors of the channels, with a shape that broadcasts over their matrix.
 fn factors_of(channels: &Channels<'_>) -> Result<Value> {
     if channels.norms.is_empty() {
         let all = load(&channels.factors.view(), Kind::Double)?;

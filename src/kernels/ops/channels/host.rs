@@ -150,8 +150,8 @@ pub(in crate::kernels) fn ratios(grad_factor: f64, one: &mut Projected<'_>) {
 pub(in crate::kernels) fn limited_step(step: &ChannelStep, one: &mut Limited<'_>) {
     let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
     let last = values(&one.last.view())[0];
-    // The first update that is not zero starts, whatever the number of the step; so does one beside which the last is
-    // negligible. A gradient of zero says nothing of the next one. What is not a number is not less.
+    // The first nonzero update starts the limiter, whatever the number of the step. So does one compared with which the last
+    // is negligible. A gradient of zero says nothing about the next one. Comparisons with NaN are false.
     let growth = norm / (last + TINY);
     let limiter = if last <= NEGLIGIBLE * norm || growth < GROWTH { 1.0 } else { growth / GROWTH };
     if norm != 0.0 {

@@ -52,8 +52,8 @@ pub struct ChannelStep {
     pub late: bool,
 }
 
-/// A matrix that takes a step `x ← x - rate·γ·f·g`, whose norm grows by 1 % at most, unless the one before is
-/// [`NEGLIGIBLE`] beside it.
+/// A matrix that takes a step `x ← x - rate·γ·f·g`. The norm of the step grows by 1 % at most, unless the one before is
+/// [`NEGLIGIBLE`] compared with it.
 #[derive(Debug)]
 pub struct Limited<'a> {
     /// f.

@@ -32,7 +32,7 @@ pub(in crate::kernels) fn normalize(all: &[Kept<'_>], [epsilon, factor]: [&Value
         let all = There(sums.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?).sum().sqrt();
         let noise = all.max(epsilon) * dead_share(operands(columns.x.dtype()));
         let norms = There(sums).sqrt();
-        // What is no number is not dead: it has to show.
+        // A column with NaN is not dead, so that the NaN propagates.
         let is_dead = norms.at_most(&noise);
         let divisors = is_dead.choose(&Known(1.0), &(&norms + epsilon));
         let factors = is_dead.choose(&Known(0.0), &(factor + &norms * 0.0));

@@ -131,7 +131,7 @@ impl Normalized<'_, '_> {
     }
 }
 
-/// The old values of a row of `q`, of which the first column has number `first`, in some columns.
+/// Returns the old values of a row of `q` in some columns. The first column of the row has number `first`.
 fn kept<C: Real>(q: &FlatView<'_>, dead: &[usize], first: usize) -> Vec<C> {
     let mut old = vec![C::default(); q.len()];
     let old = row(q, &mut old);

@@ -92,9 +92,9 @@ pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
 /// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]` for every matrix. Of `q` only the
 /// columns in `own` are stored.
 ///
-/// A dead column (norm zero, or rounding noise beside that of the matrix or beside epsilon) keeps its `q` and gets
-/// `scaled = 0`: a direction that the momentum does not have is not stepped along, and `q` never vanishes. `per_rate`: the factor is proportional to the
-/// learning rate.
+/// A dead column (norm zero, or rounding noise compared with the norm of the matrix or with epsilon) keeps its `q` and gets
+/// `scaled = 0`. No step is taken along a direction that the momentum does not have, and `q` never vanishes. `per_rate`: the
+/// factor is proportional to the learning rate.
 ///
 /// # Errors
 /// As [`squares_and_scaled`].

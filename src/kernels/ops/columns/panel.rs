@@ -38,7 +38,7 @@ const THREADS: u32 = 128;
 /// Rows of a panel that one block of the Gram product takes, and how many of these blocks a panel has at most.
 const PART: usize = 512;
 const MOST_PARTS: usize = 400;
-/// Tiles beside each other from which several blocks factor a matrix: 449 columns.
+/// Tiles across a matrix from which several blocks factor it: 449 columns.
 const MANY_TILES: usize = 8;
 /// First passes that panels are likely to need. Those behind them are for panels that failed: by columns of tiles each
 /// would be some 2 r / 64 launches, nearly always for nothing.
@@ -147,7 +147,7 @@ pub(in crate::kernels) fn orthonormal_columns(
     }
     scale_to_units(matrices, shape)?;
     let panels = Panels::new(matrices, shape)?;
-    // What a sum of so many products may round to, as a share of their sizes.
+    // Rounding of a sum of `cols + TILE / 2` products, as a share of their sizes.
     #[allow(clippy::cast_precision_loss)] // a number of columns
     let rounding = (cols + TILE / 2) as f32 * EPSILON;
     // A column whose own part is no more than the rounding of what it was made of has none, if that is more than this.

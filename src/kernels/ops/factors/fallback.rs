@@ -98,7 +98,7 @@ pub(in crate::kernels) fn update_factors(
             rate = rate * size.below(&floor).choose(&floor, &size);
         }
         let (ratio, one) = (size(&sums.update)? / clipping.threshold, Known(1.0));
-        // What is no number has to show.
+        // A NaN ratio propagates.
         let divisor = ratio.below(&one).choose(&one, &ratio);
         write_numbers(out, &[&rate * clipping.grad_factor / divisor, &rate * clipping.weight_decay])?;
     }

@@ -22,7 +22,7 @@ pub struct Factors<const K: usize> {
     known: Vec<[f64; K]>,
     /// Factors of each job, where a device left them.
     left: Vec<FlatView<'static>>,
-    /// Owner of that memory. Nobody else looks at it.
+    /// Owner of that memory, which no other code reads.
     memory: Option<Mutex<Tensor>>,
 }
 
@@ -51,7 +51,7 @@ impl<const K: usize> Factors<K> {
         Ok(room)
     }
 
-    /// The same for jobs of which each has those of one of the present ones.
+    /// Returns the factors of other jobs: job `i` has those of the present job `of[i]`.
     #[must_use]
     pub fn spread(mut self, of: &[usize]) -> Self {
         let pick = |at: &usize| self.known.get(*at).copied();

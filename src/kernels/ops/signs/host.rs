@@ -17,7 +17,7 @@ pub const NONZEROS: usize = 8;
 
 /// Columns of a product that are added up together.
 const WIDTH: usize = 16;
-/// Rows that memory is asked for ahead of: they lie too far apart for the hardware to see it.
+/// Rows that are prefetched ahead: their distance is too large for the hardware to do so.
 const AHEAD: usize = 12;
 /// Columns of a transposed matrix that are brought into order together.
 const GROUP: usize = 8;

@@ -9,7 +9,7 @@ use crate::kernels::ops::slices::{Move, Sliced};
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView};
 
-/// Columns and rows of which a block leaves sums.
+/// Columns and rows whose sums one block computes.
 const STRIP: usize = 128;
 const CHUNK: usize = 256;
 /// Rows in which a block moves its columns.

@@ -1,5 +1,5 @@
-//! Rows or columns of matrices that are chosen by their sums. The host is not told which: what is not chosen is moved too, to where
-//! nobody looks.
+//! Rows or columns of matrices that are chosen by their sums. The host does not know which. Slices that are not chosen are
+//! moved too, to memory that is never read.
 
 use tch::{Kind, Tensor};
 
@@ -88,7 +88,7 @@ impl Pairs {
         Ok(taken.f_where_self(&column(&self.is_other)?, &none)?)
     }
 
-    /// `x` with slices of `u` in the place of those that are chosen.
+    /// Returns `x` with the chosen slices replaced by those of `u`.
     pub(in crate::kernels) fn put(&self, x: &Tensor, u: &Tensor) -> Result<Tensor> {
         if x.size()[0] == 0 {
             return Ok(x.shallow_clone());
@@ -104,7 +104,7 @@ impl Pairs {
     }
 }
 
-/// A number for each slice, beside all of its elements.
+/// Returns one number for each slice, with a shape that broadcasts over its elements.
 fn column(x: &Tensor) -> Result<Tensor> {
     Ok(x.f_unsqueeze(1)?)
 }

@@ -1,4 +1,4 @@
-//! Symmetric products of 16-bit matrices, of which one triangle is computed.
+//! Symmetric products of 16-bit matrices, with only one triangle computed.
 
 use tch::{Kind, Tensor};
 
@@ -20,7 +20,7 @@ pub(in crate::kernels) const GROUPS: When = When::On("sm_90a");
 /// Rows and columns of a tile, threads of a block of `symmetric_mma.cu`.
 const TILE: usize = 128;
 const THREADS: u32 = 256;
-/// Columns at least of a part of the depth, and so many times as many as rows that a product has to have for it.
+/// Minimum columns of a part of the depth, and the minimum ratio of depth to rows for which a product is split.
 const PART: usize = 256;
 const DEEP: usize = 4;
 /// Sums of a tile.
@@ -147,7 +147,7 @@ impl Matrices {
     }
 }
 
-/// Tests whether this thread is where a kernel computes symmetric products of matrices of this type with so many rows.
+/// Tests whether a kernel on this thread computes symmetric products of matrices of this type with `rows` rows.
 pub(in crate::kernels) fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
     is_entered() && matches!(kind, Kind::BFloat16 | Kind::Half) && rows >= FROM
 }

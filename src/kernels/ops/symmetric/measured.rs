@@ -58,8 +58,8 @@ fn nearest(n: usize, unit: usize) -> usize {
 
 static WINS: Mutex<BTreeMap<usize, Vec<Option<bool>>>> = Mutex::new(BTreeMap::new());
 
-/// Says for each class of a device whether the kernel is the faster way, or that nobody has measured it; for none of them
-/// with an empty list.
+/// Sets for each class of a device whether the kernel is the faster way, or `None` where this was not measured. An empty list
+/// removes all of them.
 pub fn set_measured(device: usize, wins: Vec<Option<bool>>) {
     let mut measured = WINS.lock().unwrap_or_else(PoisonError::into_inner);
     if wins.is_empty() {
@@ -69,7 +69,7 @@ pub fn set_measured(device: usize, wins: Vec<Option<bool>>) {
     }
 }
 
-/// Tells of a class of a device what was measured.
+/// Returns what was measured for a class of a device.
 #[cfg(feature = "cuda")]
 pub(super) fn measured(device: usize, class: usize) -> Option<bool> {
     *WINS.lock().unwrap_or_else(PoisonError::into_inner).get(&device)?.get(class)?

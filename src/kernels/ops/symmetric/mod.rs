@@ -1,4 +1,4 @@
-//! Products of matrices of which the result is symmetric, on a device.
+//! Products of matrices whose result is symmetric, on a device.
 //!
 //! With k rows and n >= k columns a step of Newton-Schulz has `4 k^2 n + 2 k^3` operations in full products,
 //! and `3 k^2 n + k^3` where one triangle of symmetric products is computed. The ratio is 1.5 for squares and
@@ -45,7 +45,8 @@ pub fn symmetric_product(
     on_device!(SOURCES; device::symmetric_product(out, [a, b], add, [factor, identity]), else Ok(false))
 }
 
-/// As [`symmetric_product`] with a factor of 1, by the instructions of warpgroups in so many blocks, whatever the size: to try them.
+/// Computes as [`symmetric_product`] with a factor of 1, by warpgroup instructions in `blocks` blocks, whatever the size: for
+/// tests.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
@@ -72,8 +73,7 @@ pub fn multiprocessors(device: Device) -> usize {
     0
 }
 
-/// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
-/// lie together.
+/// Tests whether [`symmetric_product`] has a kernel for matrices of this type with `rows` contiguous rows.
 ///
 /// # Errors
 /// [`Error::Cuda`] where it would have to be loaded in a capture.
