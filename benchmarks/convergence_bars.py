@@ -96,9 +96,9 @@ MEASURES: dict[str, Callable[[Curves], float]] = {
 
 @dataclass(frozen=True)
 class Bar:
-    """Figures, or numbers, each of which must be at most the next one plus ``margin``.
+    """Figures or numbers, in an order where each is at most the next one plus ``margin``.
 
-    One that is open is known not to hold. The best learning rate of ``inside`` must lie between others.
+    A bar with ``is_open`` is known to fail. The best learning rate of ``inside`` must lie between others.
     """
 
     text: str

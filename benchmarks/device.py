@@ -1,6 +1,6 @@
 """Runs every check and race on a GPU in a quarter of an hour, in the order of value, each with a limit.
 
-``.device/go`` starts it (docs/rented-gpu.md). It needs the standard library alone, starts each part in a
+``.device/go`` starts it (docs/cuda.md). It needs the standard library alone, starts each part in a
 session of its own, and rewrites ``report.json`` after each: a run that is cut loses nothing that was there.
 
     python3 benchmarks/device.py --run 1 --seconds 540 --pack .device --out .device/out
@@ -47,7 +47,7 @@ MOST_FAILURES = 5
 BY_LIBTORCH = {"OXIDION_CUDA": "libtorch"}
 PROFILED = (
     ("updates.cu AdamW", "adamw"),
-    ("coded.cu AdamW", "adamw_coded"),
+    ("quantized.cu AdamW", "adamw_quantized"),
     ("symmetric_mma.cu Muon", "symmetric_mma"),
     ("symmetric_wgmma.cu products", "symmetric_wgmma"),
     ("gram.cu cholesky.cu Dion", "gram_product"),
@@ -125,7 +125,7 @@ OF_MATRICES = ("muon", "dion")
 SMALLEST_SUITE = 25.0
 """Seconds without which the tests do not begin."""
 AGAIN, MOST_AGAIN = "again: ", 8
-"""Begins the names of parts that run once more; so many of a check do, before anything else."""
+"""Prefix of the names of parts that are run again, and their maximal number; they run before all others."""
 RUN_AGAIN, TOOL = 40.0, 60.0
 """Seconds at least of a failed part that is run again, and those of a sanitizer or a profile."""
 TOOLS = "/usr/local/cuda/bin"
@@ -206,7 +206,7 @@ class Run:
             "off": {},
             "ended": False,
         }
-        # The plan of a run that has not begun is nobody's to go on with.
+        # A plan without a run leaves nothing that a later run could continue.
         copy = self.state / LEFT if self.number == 1 and not given.plan else None
         self.report = Report(self.out / "report.json", facts, self.began, self.seconds, copy)
         self.runner = runner.Runner(

@@ -104,7 +104,7 @@ def two_levels(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
 
 
 def repeated(count: int, k: int, n: int, gen: torch.Generator) -> Tensor:
-    """One to six values a power of ten apart, each many times."""
+    """One to six distinct values, successive powers of ten, each repeated many times."""
     kinds = 1 + torch.arange(count)[:, None] % 6
     return of(10.0 ** -(torch.arange(k) % kinds), n, gen)
 

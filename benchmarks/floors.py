@@ -1,11 +1,10 @@
 """The shortest time that a step can take on a machine of given rates: operations, then memory traffic.
 
-benchmarks/results/performance.md has the operations and bytes of each family. Symmetric products count half. Bytes are
-those of an element in float32 that no pass can do without: parameter read and written 8, gradient read 4,
-each state read and written 8. A value that a norm or mean of the whole parameter has to come before is read
-once more.
-
-The rates of this machine are measured here too, and tell which peers would take for ever.
+benchmarks/results/performance.md has the operations and bytes of each family. Symmetric products count
+half. Bytes are those of an element in float32 that no pass can do without: parameter read and written 8,
+gradient read 4, each state read and written 8. A value that a norm or mean of the whole parameter has to
+come before is read once more. The rates of this machine are measured here too, and tell which peers would
+take for ever.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def fastest_peer(race: dict[str, Any]) -> str | None:
 
 
 def tables(results: dict[str, dict[str, Any]]) -> dict[Path, dict[str, str]]:
-    """The Markdown of the tables by page; a cell holds one thread and two threads, a dash what was not run."""
+    """The tables by page, in Markdown; a cell holds one thread and two, a dash what was not run."""
     head = ["case", *MACHINES.values()]
     ratios: list[list[str]] = []
     times: list[list[str]] = []

@@ -63,7 +63,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Study:
-    """The file of a result, options of ``train_gpt.py``, and variants, of which the first is the reference.
+    """File of a result, options of ``train_gpt.py``, and variants; the first variant is the reference.
 
     ``prepare`` makes a variant of a run and returns the context to train in; ``missed`` names the variants
     whose losses are not as they have to be.

@@ -1,9 +1,9 @@
-"""Steps with states of 8 and 16 bits beside those with float32 states, for gradients whose sizes differ.
+"""Compares steps of 8-bit and 16-bit states with those of float32 states, for gradients of uneven sizes.
 
 Weights are set to 0 before each step and not decayed, so that a step is what the weight then holds. Gradients
 are random: normal ones; ones of heavy tails; rows, or columns, of sizes from 1 to 1e-6; ones whose singular
 values fall to 1e-8; normal ones with a single outlier of 3000 in a block; normal ones with a steady column of
-10, of which half fall to 1e-4; ones that fall from 1 to 0.03.
+10, where half of the columns fall to 1e-4; ones that fall from 1 to 0.03.
 
 - `eight`: all classes with ``state_bits=8``. The largest quotient of the root mean square of a row's or
   column's steps over 100 steps and that with float32 states, of those whose steps with float32 states are at
@@ -38,8 +38,8 @@ WINDOW = 100
 MOST, ORDINARY = 1.5, 0.03
 """The bars: of a row or column over `WINDOW` steps, and of all steps with normal gradients.
 
-They are for classes that divide by second moments. Steps along an orthonormalized momentum go by the error of
-its codes, which `momenta` shows."""
+They are for classes that divide by second moments. Steps along an orthonormalized momentum depend on its
+quantization error, which `momenta` shows."""
 WITHOUT = {"Muon", "NorMuon", "Dion", "Dion2", "NorDion2"}
 """Classes without second moments of the elements."""
 
@@ -97,7 +97,7 @@ def outlier(step: int, gen: torch.Generator) -> Tensor:
 
 
 def fading(step: int, gen: torch.Generator) -> Tensor:
-    """A steady column of 10 in normal ones, of which half fall to 1e-4 within 1000 steps."""
+    """Normal gradients with a steady column of 10; half of the columns fall to 1e-4 within 1000 steps."""
     grad = normal(step, gen)
     grad[:, 0] = 10.0
     grad[:, COLS // 2 :] *= 1e-4 ** min(step / 1000, 1.0)
@@ -105,7 +105,7 @@ def fading(step: int, gen: torch.Generator) -> Tensor:
 
 
 def spectrum(least: float) -> Gradients:
-    """Gradients whose singular values fall to ``least``, in directions that stay."""
+    """Gradients whose singular values fall to ``least``, in fixed directions."""
     gen = torch.Generator().manual_seed(7)
     left, right = (torch.linalg.qr(torch.randn(n, n, generator=gen))[0] for n in (ROWS, COLS))
     down = [torch.logspace(0, torch.tensor(least).log10().item() / 2, n) for n in (ROWS, COLS)]
@@ -171,14 +171,14 @@ def sizes(steps: Iterator[Tensor]) -> list[tuple[Tensor, Tensor]]:
 def eight(steps: int, name: str) -> Iterator[Row]:
     """A row for each case."""
     for case, gradients in CASES.items():
-        coded, plain = (sizes(steps_of(name, gradients, steps, state_bits=bits)) for bits in (8, 32))
+        quantized, plain = (sizes(steps_of(name, gradients, steps, state_bits=bits)) for bits in (8, 32))
         lines = [
             (mine[skip:], other[skip:])
-            for one, two in zip(coded, plain, strict=True)
+            for one, two in zip(quantized, plain, strict=True)
             for skip, mine, other in zip((0, int(case == "outlier")), one, two, strict=True)
         ]
         quotients = torch.cat([(mine / other)[other >= 0.01 * other.max()].sqrt() for mine, other in lines])
-        whole = (coded[-1][0].mean() / plain[-1][0].mean()).sqrt().item()
+        whole = (quantized[-1][0].mean() / plain[-1][0].mean()).sqrt().item()
         least, most = quotients.min().item(), quotients.max().item()
         near = case != "normal" or abs(whole - 1) <= ORDINARY
         row = {"class": name, "case": case, "largest": most, "smallest": least, "all": whole}
@@ -206,11 +206,11 @@ def sixteen(steps: int, name: str) -> Iterator[Row]:
 
 def share_apart(name: str, least: float, steps: int, **keys: Any) -> float:
     """How far steps lie from those with float32 states, as a share of these, over the second half."""
-    coded, plain = (
+    quantized, plain = (
         torch.stack([*steps_of(name, spectrum(least), steps, **own)][steps // 2 :])
         for own in (keys, {"state_bits": 32})
     )
-    return ((coded - plain).norm() / plain.norm()).item()
+    return ((quantized - plain).norm() / plain.norm()).item()
 
 
 def momenta(steps: int, name: str) -> Iterator[Row]:

@@ -7,9 +7,9 @@ give the same, and of ours the count has to be that of ``optimizer.plan()`` and 
 ranks. Times are not taken. ``torch.compile`` is off, and random numbers, which DTensor has not on CPUs, are
 drawn here.
 
-The sources are not on the path: microsoft/dion is a checkout of the commit in ``peers.txt``, and torchtitan,
-of which only ``distributed/flex_shard`` is imported, an unpacked wheel. DistMuon is for CUDA devices: that it
-asks for one, and its streams and events, are left out here. Tables are printed, and their figures go to
+The sources are not on the path: microsoft/dion is a checkout of the commit in ``peers.txt``, torchtitan is an
+unpacked wheel, whose ``distributed/flex_shard`` alone is imported. DistMuon is for CUDA devices: its check
+for one, its streams and its events are left out here. Tables are printed, and their figures go to
 ``<out>/peer_bytes.json``: means over the processes.
 
     git clone https://github.com/microsoft/dion FOLDER && git -C FOLDER checkout COMMIT

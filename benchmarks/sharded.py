@@ -43,7 +43,7 @@ Work = Callable[[DeviceMesh, Any], Any]
 
 
 def on_ranks(world: int, work: Work, options: Any) -> Any:
-    """Does some work on so many processes of one thread each; returns what the first one found."""
+    """Runs ``work`` on ``world`` processes of one thread each; returns the result of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_serve, args=(world, folder, work, options), nprocs=world)
         return json.loads(Path(folder, "found").read_text(encoding="utf-8"))

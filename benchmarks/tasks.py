@@ -1,7 +1,7 @@
 """Trains small problems whose outcome is known, and fails where an optimizer misses what is known of it.
 
-Two networks on MNIST-1D (generated data of the package `mnist1d`), and an associative memory with rare facts,
-the last of 99 pairs of which the k-th has a frequency of 1/k. Wrong code shows here (a sign, a scale, a
+Two networks on MNIST-1D (generated data of the package `mnist1d`), and an associative memory of 99 pairs,
+where the k-th pair has a frequency of 1/k: the last facts are rare. Wrong code shows here (a sign, a scale, a
 transposition, a basis), in two minutes; of large models these problems say nothing.
 
 Prints tables and writes `<out>/tasks.json` (machine, versions, means over seeds); ends with 1 where a bar is

@@ -133,7 +133,7 @@ def _tokens(documents: list[tuple[str, bytes]]) -> Tensor:
 
 
 class Windows:
-    """Non-overlapping windows of S+1 tokens, visited in an order that is shuffled anew in every epoch.
+    """Non-overlapping windows of S+1 tokens, visited in an order that is reshuffled in every epoch.
 
     Only ``position``, the number of windows taken so far, changes: it is all that a checkpoint needs.
     """

@@ -102,7 +102,7 @@ def table(runs: Sequence[Training]) -> str:
 
 
 def against_baseline(runs: Sequence[Training]) -> list[str]:
-    """A line for every run beside :data:`BASELINE`: the difference at equal steps, and when it passed it."""
+    """Returns a line for each other run than :data:`BASELINE`: its difference, and when it passed it."""
     baseline = next((run for run in runs if run.settings.optimizer == BASELINE), None)
     if baseline is None or any(run.diverged or run.step != baseline.step for run in runs):
         return []

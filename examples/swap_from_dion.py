@@ -3,8 +3,8 @@
     python examples/swap_from_dion.py
 
 A student network learns a teacher of the same shape. Where microsoft/dion is installed, which needs neither a
-device nor several processes for this, the same lines make its optimizer too: it trains beside the one of this
-package, and half a run of it is continued here from its checkpoint.
+device nor several processes for this, the same lines make its optimizer too: it is compared with the one of
+this package, and half a run of it is continued here from its checkpoint.
 """
 
 from __future__ import annotations

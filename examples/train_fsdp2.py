@@ -18,13 +18,13 @@ A checkpoint is a folder of its own, ``runs/fsdp2/step-00000060``, which has thi
 ``--resume runs/fsdp2`` goes on from the newest, whenever the run was killed. With ``--resume auto`` the same
 command can be started again and again: it goes on from the newest checkpoint in the folder of
 ``--checkpoint``, starts where there is none yet, and trains no further once the run is finished. A scheduler
-of jobs may do so, or torchrun itself, which under ``--max-restarts`` starts all processes anew when one of
+of jobs may do so, or torchrun itself, which under ``--max-restarts`` restarts all processes when one of
 them is killed. The variable above makes torchrun create a new store; the old one still has the addresses of
 the dead processes.
 
 Gradients are clipped by the norm of all of them together, which is the same number on every mesh.
 
-With ``--route`` Dion keeps matrices sharded or gathers them at owners along some axes or all; unless told it
+With ``--route`` Dion keeps matrices sharded or gathers them at owners along some axes or all; by default it
 takes what sends least. The losses are the same; the bytes that a step sends, which are printed, are not.
 
 With ``--compressed on`` the optimizer averages over ``dp``: of a low-rank Dion only the two thin factors.
@@ -91,7 +91,7 @@ def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
 def build_optimizer(
     model: GPT, settings: Settings, mesh: DeviceMesh | None, *, compressed: bool, route: Route | None = None
 ) -> torch.optim.Optimizer:
-    """Block matrices to the named algorithm; embedding, head and norms to AdamW (beside Lion: to Lion).
+    """Builds the named algorithm for block matrices and AdamW (with Lion: Lion) for embedding, head, norms.
 
     The optimizer sorts the parameters of the model by their modules; the first process prints a summary.
     """
@@ -184,7 +184,7 @@ class Training:
         self.losses: list[float] = []
 
     def step(self) -> None:
-        """One step on the next global batch, of which this process takes its part; notes the mean loss."""
+        """Takes a step on this process's part of the next global batch; records the mean loss."""
         batch = self.windows.next_batch(self.settings.batch_size).chunk(self.parts)[self.part]
         loss = self.model.loss(batch.to(self.device))
         loss.backward()
@@ -223,7 +223,7 @@ class Training:
 
         Args:
             root: folder of all checkpoints of the run.
-            keep: how many of the newest stay.
+            keep: number of newest checkpoints that are kept.
         """
         self.optimizer.synchronize_for_checkpoint()
         with oxidion.checkpoint.whole_folder(root, len(self.losses), keep=keep) as folder:

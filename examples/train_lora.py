@@ -1,4 +1,4 @@
-"""Low-rank adapters by hand: a frozen network is adapted to another task through two thin matrices a layer.
+"""Handwritten low-rank adapters: two thin matrices per layer adapt a frozen network to another task.
 
     python examples/train_lora.py
     python examples/train_lora.py --optimizer AdamW --lr 0.01 --rank 8
@@ -27,7 +27,7 @@ CHANGE = 2
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer and ``up @ down`` beside its weight; ``up`` begins at zero."""
+    """A frozen linear layer plus a low-rank ``up @ down``; ``up`` begins at zero."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ LENGTH = 40
 
 
 def sampled(signal: Signal, length: int) -> Signal:
-    """The signal at so many points, by linear interpolation."""
+    """Resamples the signal to ``length`` points by linear interpolation."""
     return np.interp(np.linspace(0, 1, length), np.linspace(0, 1, len(signal)), signal)
 
 
@@ -85,7 +85,7 @@ def mnist1d(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(width: int) -> nn.Sequential:
-    """Three convolutions, each of which halves the signal, and a linear output layer called ``head``."""
+    """Three convolutions that each halve the signal, and a linear output layer called ``head``."""
     layers: list[tuple[str, nn.Module]] = []
     for at, channels in enumerate((1, width, width)):
         convolution = nn.Conv1d(channels, width, 5, stride=2, padding=2)

@@ -29,7 +29,7 @@ class CheckpointMismatch(ValueError):
 
 @dataclass
 class Record:
-    """What a run measured so far; all of it plain numbers and text, so it travels in checkpoints and in JSON.
+    """Measurements of a run so far, all plain numbers and text, so that checkpoints and JSON can store them.
 
     Attributes:
         train_loss: loss of every batch, in nats per byte, before the step on it.

@@ -21,14 +21,14 @@ pub enum Error {
     #[error("{0}")]
     Type(String),
     /// A sharding that cannot be lowered (Python: `oxidion.LayoutError`).
-    #[error("{param}: {what}. {way_out}")]
+    #[error("{param}: {what}. {help}")]
     Layout {
         /// Name of the parameter.
         param: String,
         /// Description of the sharding or shape found, against the one expected.
         what: String,
         /// Hint: the call or setting that the user can change.
-        way_out: String,
+        help: String,
     },
     /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).
     #[error("{0}")]

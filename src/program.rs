@@ -94,7 +94,7 @@ impl BufferSpec {
 
     /// Tests whether one of its dimensions is sharded like a side of the block.
     #[must_use]
-    pub fn goes_along(&self, side: Side) -> bool {
+    pub fn has_dim_of(&self, side: Side) -> bool {
         let along = |sharding| matches!(sharding, DimSharding::LikeParam(own) | DimSharding::Even(own) if own == side);
         self.sharding.into_iter().any(along)
     }
@@ -141,7 +141,7 @@ pub enum ProgramOp {
         to: Target,
     },
     /// Give a buffer the placement of another one, which was sharded by owner; its former contents are lost.
-    Beside {
+    SamePlacement {
         /// The buffer.
         buffer: BufferId,
         /// The other one.
@@ -254,8 +254,8 @@ impl Program {
 
     /// Gives a buffer the placement of another one that went to its owners; stages that follow fill it.
     #[must_use]
-    pub fn beside(mut self, buffer: BufferId, other: BufferId) -> Self {
-        self.ops.push(ProgramOp::Beside { buffer, other });
+    pub fn same_placement_as(mut self, buffer: BufferId, other: BufferId) -> Self {
+        self.ops.push(ProgramOp::SamePlacement { buffer, other });
         self
     }
 

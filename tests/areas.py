@@ -63,7 +63,7 @@ class Area:
         kept: Patterns of the same kind: tests that ``make test`` runs too.
         sources: Patterns of the files that its tests depend on.
         setup: A target of the Makefile that has to be made before.
-        alone: Whether its tests measure time, so nothing else may run beside them.
+        alone: Whether its tests measure time, so nothing else may run at the same time.
         sample: Whether ``make test`` runs the first row of each test too.
         without_representatives: Whether tests that name a representative optimizer, or none, are left
             to ``make test``.
@@ -337,8 +337,8 @@ def is_built() -> bool:
 class Recorder:
     """A plugin that counts the tests of each part that pass, and writes the lock if none failed.
 
-    A part of which more tests were skipped than passed differs from then on: something is missing on the
-    machine. Tests on a CUDA device do not count.
+    A part with more skipped than passed tests counts as changed: something is missing on the machine. Tests
+    on a CUDA device do not count.
     """
 
     def __init__(self, area: Area, only_changed: bool) -> None:

@@ -105,7 +105,7 @@ def _same_start_for_every_test() -> Iterator[None]:
 
 @pytest.fixture
 def benchmark_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The benchmarks by their plain names; the examples have a `report` too, so none may stay loaded."""
+    """Makes benchmarks importable by their plain names; unloads them, as the examples have a `report` too."""
     scripts = [path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "cuda"]  # a folder of tests
     loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
     monkeypatch.syspath_prepend(str(BENCHMARKS))

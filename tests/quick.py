@@ -29,7 +29,7 @@ SOURCES = tuple(
 ALWAYS = "lion"
 """The optimizer that steps on all layouts where none is named: the cheapest one."""
 
-# What a changed file calls for, beside the tests that name its module: `{}` is what the group matched.
+# Tests of a changed file, in addition to those that name its module: `{}` is what the group matched.
 RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(tests/.*test_\w+\.py)", ("{}",)),
     (

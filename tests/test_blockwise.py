@@ -1,4 +1,4 @@
-"""``quantize_blockwise`` and ``dequantize_blockwise`` against the definition of the codes."""
+"""``quantize_blockwise`` and ``dequantize_blockwise`` against the definition of the quantization."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ def test_kernels_are_not_kept_where_others_may_write_and_it_is_said(
     monkeypatch.setenv("OXIDION_CACHE", str(tmp_path / "cache"))
     assert device.kept_in() == tmp_path / "cache"
     spoil(tmp_path / "cache")
-    with pytest.warns(UserWarning, match=rf"compiled anew in each process, and not kept: .*{message}"):
+    with pytest.warns(UserWarning, match=rf"compiled in each process again, and not kept: .*{message}"):
         assert device.kept_in() is None
 
 

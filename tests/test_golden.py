@@ -116,7 +116,7 @@ def followed(case: GoldenCase, dtype: torch.dtype) -> dict[tuple[int, int], floa
 
 
 MUON_CASES = [case for case in CASES if case.cls != "Dion"]
-"""Dion takes no bfloat16 products."""
+"""Dion does not use bfloat16 products."""
 
 
 def test_golden_table_covers_every_recorded_setting() -> None:

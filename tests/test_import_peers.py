@@ -141,7 +141,7 @@ def test_import_of_what_the_package_wrote_goes_on_as_the_package_does(
     for number in range(BEFORE):
         step(other, number)
 
-    # All that it is told itself: which parameters are projected, and to take vectors with torch's signs.
+    # All that it is given itself: which parameters are projected, and to take vectors with torch's signs.
     start = [param.detach().clone() for param in theirs]
     ours, fresh = ([nn.Parameter(value.clone()) for value in start] for _ in range(2))
     needs: dict[str, Any] = {

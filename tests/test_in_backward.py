@@ -73,11 +73,11 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def build(name: str, named: Any, coded: bool = False, **more: Any) -> Any:
+def build(name: str, named: Any, quantized: bool = False, **more: Any) -> Any:
     """An optimizer of a class: matrices, but for the embedding, to it and the rest to AdamW, if need be."""
     cls: Any = getattr(oxidion, name)
     keys = {"lr": 0.02, "weight_decay": 0.1, **KEYS.get(name, {}), **more}
-    own = {"min_quant_numel": 1} if coded else {}
+    own = {"min_quant_numel": 1} if quantized else {}
     if not cls._MATRIX or cls._TAKES_VECTORS:
         return cls([{"params": list(named), **own}], **keys)
     matrices = [(n, p) for n, p in named if p.ndim > 1 and "embed" not in n]
@@ -140,8 +140,8 @@ def test_steps_of_every_class_equal_ordinary_ones_bit_for_bit(name: str, per: st
 
 @pytest.mark.parametrize("rounding", ["stochastic_rounding", "master_weights"])
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "GaLoreAdamW"])
-def test_coded_states_and_rounding_equal_ordinary_steps(name: str, rounding: str) -> None:
-    keys = {"state_bits": 8, rounding: True, "coded": True}
+def test_quantized_states_and_rounding_equal_ordinary_steps(name: str, rounding: str) -> None:
+    keys = {"state_bits": 8, rounding: True, "quantized": True}
     models = [Net().bfloat16(), Net().bfloat16()]
     optimizers = [build(name, trained(models[0]), **keys), within(models[1], name, **keys)]
     for model, optimizer in zip(models, optimizers, strict=True):

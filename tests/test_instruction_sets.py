@@ -63,7 +63,7 @@ def test_elementwise_steps_have_the_same_bits(
 ) -> None:
     pairs = list(zip(steps[limit][name], steps[None][name], strict=True))
     assert len(pairs) > 2 * len(SHAPES)
-    # A few numbers that are rounded at random may all stay where they are.
+    # A few numbers that are rounded at random may all be unchanged.
     assert all(way.any() for way, _ in pairs[: len(SHAPES)] if way.numel() > 10)
     assert all(torch.equal(one, other) for one, other in pairs)
 

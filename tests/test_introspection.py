@@ -36,7 +36,7 @@ def rms(tensor: Tensor) -> float:
 
 
 def spectral_factor(case: Case, shape: tuple[int, ...]) -> float:
-    """The factor of lr by hand: sqrt(fan_out / fan_in) for matrices of the matrix classes, else 1."""
+    """The factor of lr, written out: sqrt(fan_out / fan_in) for matrices of the matrix classes, else 1."""
     if not case.is_matrix or len(shape) != 2:
         return 1.0
     # Keller Jordan's, which is that of SOAP-Muon, does not shrink the steps of wide matrices.
@@ -305,7 +305,7 @@ def test_synchronize_for_checkpoint_is_a_no_op_on_one_device(case: Case) -> None
 
 
 def of_tokens(tokens: int, **settings: Any) -> Any:
-    """Muon with the gradient of so many tokens."""
+    """Muon with the gradient of ``tokens`` tokens."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64))
     model(torch.randn(tokens, 64)).square().mean().backward()

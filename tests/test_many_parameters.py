@@ -63,7 +63,7 @@ def fitted(least: Mapping[int, Mapping[str, float]], few: int, many: int) -> dic
 
 
 def taken(name: str, shape: tuple[int, ...], count: int, apart: bool) -> dict[str, float]:
-    """Seconds of the processor by what is done with so many parameters."""
+    """CPU seconds of each operation on ``count`` parameters."""
     params = [nn.Parameter(torch.zeros(shape)) for _ in range(count)]
     for param in params:
         param.grad = torch.ones(shape)

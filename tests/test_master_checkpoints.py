@@ -137,7 +137,7 @@ def test_checkpoints_of_random_rounding_and_of_masters_load_into_each_other(has_
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_distributed_checkpoint_without_remainders_begins_with_the_parameters(tmp_path: Path) -> None:
-    """Its planner refuses keys that a checkpoint lacks, unless it is told to leave them as they are."""
+    """Its planner refuses keys that a checkpoint lacks, unless an option leaves them as they are."""
     layer = nn.Linear(16, 8).bfloat16()
     params = list(layer.parameters())
     plain = oxidion.AdamW(params, lr=1e-3)

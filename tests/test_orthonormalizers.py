@@ -73,7 +73,7 @@ def test_singular_values_end_in_the_documented_range(
     smallest, low, high = SQUEEZE[name]
     k = min(m, n)
     sigma = torch.logspace(math.log10(smallest), 0.0, k, dtype=torch.float64)
-    # The largest of them takes most of the norm: divided by it, all stay above the share.
+    # The largest of them takes most of the norm: divided by it, all are still above the share.
     sigma = torch.where(torch.arange(k) == k - 1, 1.0, sigma.clamp(min=1.5 * smallest) * 0.5)
     sigma = sigma.clamp(min=1.01 * smallest * float(sigma.norm()))
     x = of_spectrum(sigma, m, n).to(dtype)

@@ -1,4 +1,4 @@
-"""What a step over many small tensors takes beside its mathematics."""
+"""Overhead of a step over many small tensors, in addition to its arithmetic."""
 
 from __future__ import annotations
 

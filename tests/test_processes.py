@@ -165,7 +165,7 @@ for name, settings in {settings!r}.items():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(("shape", "woken"), [((24, 16), 0), ((16, 40), 0), ((600, 600), 1)])
 def test_few_small_matrices_are_the_work_of_one_thread(shape: tuple[int, int], woken: int) -> None:
-    """Threads of OpenMP spin: beside other processes each region takes milliseconds, whatever it computes."""
+    """Threads of OpenMP spin: with other processes each region takes milliseconds, whatever it computes."""
     names = ["Muon"] if woken else [*FORKS, "Dion2", "NorDion2"]
     settings = {name: FORKS.get(name, {}) for name in names}
     code = WOKEN.format(settings=settings, rows=shape[0], cols=shape[1])

@@ -90,7 +90,7 @@ def test_grouped_head_below_the_threshold_keeps_its_logits_beside_one_above() ->
     gamma = qk_clip_(wq, wk, torch.tensor([0.5, 8.0]), num_heads=2, num_kv_heads=1, threshold=2.0)
     assert gamma.tolist() == [1.0, 0.25]
     old_q, old_k = weights(2, 1)
-    # By hand: gamma_g = 1/4, so keys and the hot head's queries shrink by 1/2, the cool head's grow by 2.
+    # Here gamma_g = 1/4, so keys and the hot head's queries shrink by 1/2, the cool head's grow by 2.
     assert torch.equal(wk, old_k * 0.5)
     assert torch.equal(wq[:HEAD], old_q[:HEAD] * 2)
     assert torch.equal(wq[HEAD:], old_q[HEAD:] * 0.5)
@@ -301,7 +301,7 @@ COPIES: list[tuple[str, dict[str, Any]]] = [
 def test_copies_of_the_weights_follow_the_clip(
     name: str, keys: dict[str, Any], is_sharded_by_heads: bool
 ) -> None:
-    """Steps that move next to nothing: logits stay at the threshold, also those of the averages."""
+    """Steps with negligible updates: logits remain at the threshold, also those of the averages."""
     q, k = (nn.Parameter(w) for w in weights(4, 2))
     k.data[:HEAD] *= 10.0 * TAU / float(hottest(logits(X, q, k, 4, 2)).max())
     before = hottest(logits(X, q, k, 4, 2))

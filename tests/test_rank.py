@@ -1,4 +1,4 @@
-"""``python -m oxidion rank``: shares of energy by hand, forms of checkpoints, hostile checkpoints."""
+"""``python -m oxidion rank``: manual shares of energy, forms of checkpoints, hostile checkpoints."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ def test_data_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> No
 
 
 def nested_key(levels: int, *, doubled: bool) -> bytes:
-    """A pickle of a dict with a key of so many tuples in each other, of two items or of one."""
+    """A pickle of a dict whose key is ``levels`` nested tuples, of two items or of one."""
     return b"\x80\x02})" + (b"2\x86" if doubled else b"\x85") * levels + b"K\x01s."
 
 
@@ -607,7 +607,7 @@ def test_file_that_is_no_whole_archive_is_refused(tmp_path: Path, damage: str) -
 def test_codes_with_scales_of_another_type_are_refused(tmp_path: Path, codes: str, scales: str) -> None:
     content = state_dict(a=torch.ones(4, 4, dtype=getattr(torch, codes)))
     content["state"][0]["momentum_absmax"] = torch.ones(4, 1, dtype=getattr(torch, scales))
-    with pytest.raises(ValueError, match="a: 8-bit codes need scales in float32"):
+    with pytest.raises(ValueError, match="a: 8-bit values need scales in float32"):
         looked_at(saved(tmp_path, content))
 
 

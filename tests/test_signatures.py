@@ -45,7 +45,7 @@ def entries(cls: Any) -> list[str]:
 
 
 def settings(cls: Any) -> dict[str, Any]:
-    """What a constructor needs beside parameters."""
+    """Arguments that a constructor needs in addition to parameters."""
     return {"lr": 1e-3} if cls is oxidion.CAME else {}
 
 
@@ -196,7 +196,7 @@ NEAR: dict[str, dict[str, str]] = {
     "backend_steps": {"Muon": "ns_steps", "NorMuon": "ns_steps"},
     "rank_frac": {"Dion": "rank_fraction"},
 }
-"""By wrong argument: what each class tells as the nearest."""
+"""By wrong argument: the nearest one that each class suggests."""
 
 
 @pytest.mark.parametrize("wrong", NEAR)

@@ -1,4 +1,4 @@
-"""Adafactor and CAME on matrices with short rows, beside the same in plain torch operations."""
+"""Adafactor and CAME on matrices with short rows, compared with the same in plain torch operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = {
     (65_536, 2): 8,
     (100_000, 4): 4,
 }
-"""Shapes, and how many parameters there are of each: so many that Python takes little of a step."""
+"""Shapes, and the number of parameters of each: enough that Python takes little of a step."""
 
 
 def factored(state: dict[str, Tensor], name: str, s: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ Choose = Callable[..., library.Library]
 
 @pytest.fixture
 def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Chooses a library anew, for a package with this table, a torch of this version and a compiler."""
+    """Chooses a library again, for a package with this table, a torch of this version and a compiler."""
     monkeypatch.setenv("OXIDION_CACHE", str(tmp_path / "cache"))
 
     def chosen(
@@ -379,7 +379,7 @@ def test_every_private_name_of_torch_is_in_the_table() -> None:
 
 
 def strings(source: str) -> list[str]:
-    """The strings of a module, with a version in the place of what is put into them."""
+    """The strings of a module, with a version instead of what is formatted into them."""
     nodes = list(ast.walk(ast.parse(source)))
     plain = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
     joined = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]

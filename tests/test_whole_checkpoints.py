@@ -22,7 +22,7 @@ CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 def save(root: Path, step: int, keep: int = 2) -> None:
-    """A checkpoint in three files, all of which must be of one step."""
+    """Writes a checkpoint in three files, which must all be of one step."""
     with whole_folder(root, step, keep=keep) as folder:
         for name in PARTS:
             (folder / name).write_text(str(step))
@@ -290,7 +290,7 @@ def test_old_folder_that_cannot_be_removed_is_only_a_warning(
 ) -> None:
     said: list[str | None] = []
 
-    def tell(words: str | None, _group: Any) -> list[str | None]:
+    def all_gather_object(words: str | None, _group: Any) -> list[str | None]:
         said.append(words)
         return [words]
 
@@ -304,7 +304,7 @@ def test_old_folder_that_cannot_be_removed_is_only_a_warning(
 
     for step in (10, 20):
         save(tmp_path, step)
-    monkeypatch.setattr("oxidion.checkpoint.whole.tell", tell)
+    monkeypatch.setattr("oxidion.checkpoint.whole.all_gather_object", all_gather_object)
     if failing == "rename":
         monkeypatch.setattr(Path, "rename", rename_or_refuse)
     else:

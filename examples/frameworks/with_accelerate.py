@@ -84,7 +84,7 @@ class Run:
         self.done = 0
 
     def train(self, until: int) -> Tensor:
-        """Takes steps until so many are done; returns the last loss of this process."""
+        """Trains until ``until`` steps are done; returns the last loss of this process."""
         while True:
             for at, (inputs, targets) in enumerate(self.loader):
                 if at != self.done % len(self.loader):

@@ -4,7 +4,7 @@
     python examples/frameworks/with_composer.py
 
 - One device, DDP, closures, gradient scaling and its schedulers work, and so does FSDP2: the Trainer
-  gives the optimizer its groups anew, with DTensors.
+  replaces the optimizer's groups by groups of DTensors.
 - FSDP1 flattens parameters: for AdamW, Lion and AdEMAMix alone.
 - Under tensor parallelism Composer asks for one group that has all parameters: AdamW, Lion, Lamb,
   Adafactor, CAME.
@@ -65,7 +65,7 @@ def trained(epochs: int, folder: str | None = None) -> tuple[Any, oxidion.Muon]:
 
 
 def main() -> int:
-    """Trains, saves and goes on; the number of steps tells whether states came back."""
+    """Trains, saves and resumes; the number of steps shows whether the states were restored."""
     with tempfile.TemporaryDirectory() as folder:
         trainer, _ = trained(2)
         trainer.save_checkpoint(str(Path(folder, "kept.pt")))

@@ -6,7 +6,7 @@
 
 Muon is for stage 0. On CPUs the processes meet over gloo.
 
-- ZeRO, stages 1 to 3, puts a part of one vector in the place of a group's parameters. AdamW, Lion and
+- ZeRO, stages 1 to 3, replaces a group's parameters by a part of one flat vector. AdamW, Lion and
   AdEMAMix step vectors, with 8-bit states too; all other classes refuse them, as norms, factors and
   matrices are lost. For those use stage 0, or FSDP2, which keeps shapes and saves the same memory.
   Parameters that were made within ``zero.Init()`` are refused when the optimizer is made.
@@ -75,7 +75,7 @@ class Run:
         self.done = 0
 
     def train(self, until: int) -> float:
-        """Takes steps until so many are done; returns the last loss of this process."""
+        """Trains until ``until`` steps are done; returns the last loss of this process."""
         loss = torch.zeros(())
         teacher = network(seed=2)
         while self.done < until:

@@ -77,7 +77,7 @@ class Run:
         return oxidion.Muon(self.model, lr=0.02, scalar_lr=0.01, weight_decay=0.01)
 
     def train(self, until: int) -> float:
-        """Takes steps until so many are done; returns the last loss of this process."""
+        """Trains until ``until`` steps are done; returns the last loss of this process."""
         loss = torch.zeros(())
         teacher = network(seed=2)
         while self.done < until:

@@ -1,4 +1,4 @@
-"""Muon for Megatron-Core by its registry of optimizers, beside its own.
+"""Muon for Megatron-Core through its registry of optimizers, next to Megatron's own Muon.
 
     python examples/frameworks/with_megatron.py
 

@@ -8,11 +8,11 @@ The base is random and frozen; the adapters and a copy of the output layer are t
   goes to AdamW, and so do adapters of embeddings, which are tables.
 - ``lora_B`` begins at zero, so ``lora_A`` moves from the second step on.
 - An orthonormalized update does not depend on the size of a gradient, so ``lora_alpha`` acts in the
-  forward pass only: after changing it choose the learning rate anew.
+  forward pass only: after changing it, tune the learning rate again.
 - Weight decay of adapters pulls towards the base. Zero is usual; the default of Muon is 0.01.
 - Dion's ``rank_fraction`` is of the shorter side, here LoRA's rank: a fraction of a rank of 8 leaves
   little.
-- ``save_pretrained`` writes adapters and no optimizer: save that beside them, as here.
+- ``save_pretrained`` writes adapters only: save the optimizer's state next to them, as here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ With several workers ``prepare_model`` wraps the model in DistributedDataParalle
 - Make the optimizer in ``train_loop_per_worker``, after the model is wrapped. It has process groups and
   cannot be pickled; its ``state_dict()`` can.
 - ``prepare_model`` with several workers is DistributedDataParallel, whose processes share the matrices.
-  ``fully_shard`` in its place works with every class.
+  Using ``fully_shard`` instead works with every class.
 - ``prepare_model(model, parallel_strategy="fsdp")`` flattens parameters: AdamW, Lion and AdEMAMix
   alone.
 - ``prepare_optimizer`` is not needed: it prepares torch's gradient scaler, which works with the

@@ -3,7 +3,7 @@
     python examples/frameworks/with_speculators.py
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_speculators.py
 
-A framework that calls ``torch.optim.Muon`` is told of this package before it is imported:
+Replace torch's classes before importing a framework that calls ``torch.optim.Muon``:
 
     torch.optim.Muon = oxidion.compat.torch.Muon
     torch.optim.AdamW = oxidion.AdamW

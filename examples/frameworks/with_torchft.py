@@ -1,4 +1,4 @@
-"""Trains two replicas apart with Muon, which DiLoCo of torchft brings together every few steps.
+"""Trains two replicas independently with Muon; torchft's DiLoCo synchronizes them every few steps.
 
     python examples/frameworks/with_torchft.py
     python examples/frameworks/with_torchft.py --optimizer Dion
@@ -7,7 +7,7 @@ Each replica is a process; they find each other through torchft's lighthouse and
 
 - Any class is an inner optimizer of DiLoCo. The outer one of the paper is SGD with Nesterov momentum.
 - Within a replica there is one process, DDP or FSDP2, as everywhere. Momenta of the inner optimizer
-  stay when replicas meet, as in the paper.
+  are kept when replicas synchronize, as in the paper.
 - ``average="schedule_free"`` and ``weight_norm="hyperball"`` do not go with DiLoCo, which writes
   weights of its own between two steps.
 - A replica that comes back gets ``state_dict()`` of the others, by the functions given to ``Manager``.
@@ -35,7 +35,7 @@ from torchft.process_group import ProcessGroupGloo
 import oxidion
 
 APART = 4
-"""Steps that replicas take apart."""
+"""Steps between two synchronizations of the replicas."""
 LIMIT = timedelta(seconds=30)
 
 

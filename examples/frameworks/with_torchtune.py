@@ -100,7 +100,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def configuration(folder: Path, optimizer: dict[str, Any], resume: bool) -> Any:
-    """The file of a recipe: two epochs, each of which ends with a checkpoint."""
+    """Configuration of a recipe: two epochs that each end with a checkpoint."""
     return OmegaConf.create(
         {
             "output_dir": str(folder),

@@ -9,9 +9,9 @@ supervised training:
     optim.optimizer_impl=my_module optim.optimizer=muon optim.lr=1e-6
     +optim.override_optimizer_config.vocabulary=151936
 
-- verl passes parameters without names, so embeddings and the output layer are told by a dimension: that
-  of the vocabulary, which tensor parallelism and padding may have changed. The function refuses to
-  guess where none has it.
+- verl passes parameters without names, so embeddings and the output layer are recognized by one
+  dimension: the vocabulary, which tensor parallelism and padding may have changed. The function raises
+  an error where no parameter has it.
 - With ``adjust_lr="match_rms_adamw"`` one rate, that of AdamW, serves matrices and the rest.
 - Classes for parameters of any shape need no function: ``optim.optimizer_impl=oxidion
   optim.optimizer=AdamW``.
@@ -41,7 +41,7 @@ import oxidion
 
 
 def muon(params: Iterable[Tensor], *, vocabulary: int, **settings: Any) -> oxidion.Muon:
-    """Muon for matrices of which no side is the vocabulary, AdamW for all other parameters.
+    """Builds Muon for matrices without a side of the vocabulary's size, AdamW for all other parameters.
 
     Args:
         params: of a model, without names, sharded or not.

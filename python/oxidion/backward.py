@@ -186,7 +186,7 @@ class BackwardOptimizer(Optimizer):
             _check_group(group, number)
         self.units = self._units_of(parameters(whole.param_groups))
         for unit in self.units:
-            self._tell(unit)
+            self._report(unit)
             _refuse_others(unit)
         self._start()
         for unit in self.units:
@@ -260,7 +260,7 @@ class BackwardOptimizer(Optimizer):
     def _step_unfrozen(self, params: list[Tensor]) -> None:
         """Steps parameters of the groups that have no hook, as they were frozen when units were made."""
         for unit in self._units_of(params):
-            self._tell(unit)
+            self._report(unit)
             unit.init_state()
             self._step(unit)
 
@@ -284,7 +284,7 @@ class BackwardOptimizer(Optimizer):
             unit.has_stepped = False
             unit.arrived.clear()
             unit._forget()
-            self._tell(unit)
+            self._report(unit)
         largest: dict[torch.device, int] = {}
         for unit in self.units:
             for where, count in workspaces(unit._make_plan(), list(parameters(unit.param_groups))):
@@ -294,9 +294,9 @@ class BackwardOptimizer(Optimizer):
         for unit in self.units:
             unit.init_state()
 
-    def _tell(self, unit: _Unit) -> None:
+    def _report(self, unit: _Unit) -> None:
         """Gives a unit's groups the settings that those of the whole optimizer have now."""
-        self.optimizer._settle_keys()
+        self.optimizer._normalize_keys()
         for own, places in zip(unit.param_groups, unit.places, strict=True):
             number = places[0][0]
             group = self.param_groups[number]
@@ -326,7 +326,7 @@ class BackwardOptimizer(Optimizer):
         """Steps a unit and drops its gradients."""
         if not self._is_checked:
             self._check_all()
-        self._tell(unit)
+        self._report(unit)
         held = [param for param in unit.parameters() if param.grad is not None]
         for kind in {_copied_from(param) for param in held} - {None}:
             device.finish_copies(str(kind))
@@ -345,7 +345,7 @@ class BackwardOptimizer(Optimizer):
             ValueError: for settings that were written into the groups and do not go together.
         """
         whole, self._is_checked = self.optimizer, False
-        whole._settle_keys()
+        whole._normalize_keys()
         whole._check_written()
         if whole._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
@@ -378,7 +378,7 @@ class BackwardOptimizer(Optimizer):
             if unit.arrived and any(param.grad is not None for param in unit.parameters()):
                 self._step(unit)
             elif not unit.has_stepped:
-                self._tell(unit)
+                self._report(unit)
                 if averages.is_missing(unit.param_groups, self.state):
                     unit.init_state()
         unfrozen = [param for param in self._left_out if param.requires_grad] if self._hooks else []
@@ -468,7 +468,7 @@ class BackwardOptimizer(Optimizer):
         """
         names = [group["param_names"] for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
-        self.optimizer._tell_cold()
+        self.optimizer._warn_of_cold_states()
         for group, own in zip(self.param_groups, names, strict=True):
             group.setdefault("param_names", own)
         if any(group.get("seed_by") == "position" for group in self.param_groups):
@@ -504,7 +504,7 @@ class BackwardOptimizer(Optimizer):
     def init_state(self) -> None:
         """Makes states that are missing; `in_backward` has made all."""
         for unit in self.units:
-            self._tell(unit)
+            self._report(unit)
             unit.init_state()
 
     def synchronize_for_checkpoint(self) -> None:
@@ -524,7 +524,7 @@ class BackwardOptimizer(Optimizer):
     def plan(self) -> list[Plan]:
         """The schedules in force, one for each of ``units``."""
         for unit in self.units:
-            self._tell(unit)
+            self._report(unit)
         return [unit.plan() for unit in self.units]
 
     @override

@@ -240,7 +240,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
         signed: whether the code book has negative entries; without them negative numbers become 0.
 
     Returns:
-        ``codes``, uint8 and shaped like ``x``, and ``absmax``, float32 ``[..., ceil(n / block_size)]``.
+        ``quantized``, uint8 and shaped like ``x``, and ``absmax``, float32 ``[..., ceil(n / block_size)]``.
 
     Raises:
         ValueError: for no dimension and block sizes out of range.
@@ -249,23 +249,27 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
     return _oxidion.quantize_blockwise(_given(x), block_size, signed, stream_of(x))
 
 
-def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
+def dequantize_blockwise(
+    quantized: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True
+) -> Matrix:
     """Returns the numbers that `quantize_blockwise` rounded to: entries of the code book times block scales.
 
     Args:
-        codes: uint8, ``[..., n]``.
+        quantized: uint8, ``[..., n]``.
         absmax: float32, ``[..., ceil(n / block_size)]``.
         block_size: as it was given to `quantize_blockwise`.
         signed: as it was given to `quantize_blockwise`.
 
     Returns:
-        float32, shaped like ``codes``.
+        float32, shaped like ``quantized``.
 
     Raises:
-        ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.
+        ValueError: where ``absmax`` is not what ``quantized`` of this shape and ``block_size`` need.
         TypeError: for quantized values that are not uint8.
     """
-    return _oxidion.dequantize_blockwise(_given(codes), _given(absmax), block_size, signed, stream_of(codes))
+    return _oxidion.dequantize_blockwise(
+        _given(quantized), _given(absmax), block_size, signed, stream_of(quantized)
+    )
 
 
 _MOMENTUM = validate.beta(None)

@@ -46,7 +46,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         dtype: dtype(p),
         init: Init::Zeros,
         moment: None,
-        coded: None,
+        quantized: None,
         on_host: false,
         sharding: dims.into_iter().map(DimSharding::LikeParam).collect(),
         share: Share::All,

@@ -159,7 +159,7 @@ impl LowRank {
                 sharding: (0..lead).map(DimSharding::LikeParam).chain([rows.1, cols.1]).collect(),
                 share,
                 moment: Some(code),
-                coded: None,
+                quantized: None,
                 on_host: false,
             };
             spec.eight_bit(code, &self.storage)

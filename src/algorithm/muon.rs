@@ -123,7 +123,7 @@ impl Algorithm for Muon {
         program = if let Some(gradient) = self.sent(shape) {
             let spec = BufferSpec::new("gradient", rows, cols, shape.param).sharded(along[0], along[1]);
             let sent = program.buffer(spec).local(LOAD, "load").redistribute(gradient, Target::Whole);
-            sent.beside(U, gradient).local(PREPARE, "prepare").release(gradient)
+            sent.same_placement_as(U, gradient).local(PREPARE, "prepare").release(gradient)
         } else if self.is_owned(shape) {
             program.redistribute(U, Target::Whole).local(PREPARE, "prepare")
         } else {

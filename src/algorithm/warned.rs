@@ -12,7 +12,7 @@ use crate::kernels;
 /// The parameters about whose gradients something was said already, and what is not known yet. Prints as nothing: plans
 /// are compared as text.
 pub(super) struct Warned {
-    told: Mutex<Told>,
+    record: Mutex<Record>,
     /// Target of the log.
     target: &'static str,
     /// Text of a warning.
@@ -20,7 +20,7 @@ pub(super) struct Warned {
 }
 
 #[derive(Default)]
-struct Told {
+struct Record {
     said: BTreeSet<usize>,
     /// Numbers that are being copied to the host; no thread waits for them.
     asked: Vec<Asked>,
@@ -46,12 +46,12 @@ impl std::fmt::Debug for Warned {
 impl Warned {
     /// With the target of the log and the text of a warning.
     pub(super) fn new(target: &'static str, text: &'static str) -> Self {
-        Self { told: Mutex::default(), target, text }
+        Self { record: Mutex::default(), target, text }
     }
 
     /// Warns about a parameter.
     pub(super) fn say(&self, param: usize) {
-        self.note(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner).said, param);
+        self.note(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner).said, param);
     }
 
     fn note(&self, said: &mut BTreeSet<usize>, param: usize) {
@@ -66,11 +66,11 @@ impl Warned {
         if kernels::is_capturing()? {
             return Ok(());
         }
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let signed = flag.f_to_kind(Kind::Int64)?.f_mul_scalar(2)?.f_sub_scalar(1)?.f_mul_scalar(number)?;
         let answer = signed.f_internal_to_copy((Kind::Int64, Device::Cpu), true)?;
-        told.asked.push(Asked { param, number, answer });
+        record.asked.push(Asked { param, number, answer });
         Ok(())
     }
 
@@ -79,12 +79,12 @@ impl Warned {
         if kernels::is_capturing()? {
             return Ok(());
         }
-        let told = &mut *self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        for Asked { param, number, answer } in std::mem::take(&mut told.asked) {
+        let record = &mut *self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        for Asked { param, number, answer } in std::mem::take(&mut record.asked) {
             match i64::try_from(&answer)? {
                 known if known == number => {}
-                known if known == -number => self.note(&mut told.said, param),
-                _ => told.asked.push(Asked { param, number, answer }),
+                known if known == -number => self.note(&mut record.said, param),
+                _ => record.asked.push(Asked { param, number, answer }),
             }
         }
         Ok(())
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     fn said(warned: &Warned) -> Vec<usize> {
-        warned.told.lock().unwrap().said.iter().copied().collect()
+        warned.record.lock().unwrap().said.iter().copied().collect()
     }
 
     #[test]
@@ -108,18 +108,18 @@ mod tests {
         }
         // The answer to one is not there yet.
         let late = {
-            let told = &mut warned.told.lock().unwrap().asked;
-            let late = told[1].answer.copy();
-            let _ = told[1].answer.fill_(77);
+            let record = &mut warned.record.lock().unwrap().asked;
+            let late = record[1].answer.copy();
+            let _ = record[1].answer.fill_(77);
             late
         };
         warned.listen().unwrap();
         assert_eq!(said(&warned), [7]);
         warned.listen().unwrap();
         assert_eq!(said(&warned), [7]);
-        warned.told.lock().unwrap().asked[0].answer.copy_(&late);
+        warned.record.lock().unwrap().asked[0].answer.copy_(&late);
         warned.listen().unwrap();
         assert_eq!(said(&warned), [5, 7]);
-        assert!(warned.told.lock().unwrap().asked.is_empty());
+        assert!(warned.record.lock().unwrap().asked.is_empty());
     }
 }

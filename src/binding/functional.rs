@@ -26,7 +26,7 @@ const POLAR: &[&str] = &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu
 /// Sources of the kernels of orthonormal columns: libtorch computes them.
 const COLUMNS: &[&str] = &[];
 /// Sources of the kernels of 8-bit quantization.
-const CODES: &[&str] = &["updates.cu", "coded.cu"];
+const CODES: &[&str] = &["updates.cu", "quantized.cu"];
 
 /// Kind of the object that came from Python, which decides how a result is sent back.
 enum Form {
@@ -34,7 +34,7 @@ enum Form {
     Array32,
     Array64,
     /// Array of bytes.
-    Codes,
+    Quantized,
 }
 
 /// An argument of a function.
@@ -95,7 +95,7 @@ fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'p
         Form::Tensor => tensor::pack(py, tensor),
         Form::Array32 => Ok(array::<f32>(py, tensor)?.into_any()),
         Form::Array64 => Ok(array::<f64>(py, tensor)?.into_any()),
-        Form::Codes => Ok(array::<u8>(py, tensor)?.into_any()),
+        Form::Quantized => Ok(array::<u8>(py, tensor)?.into_any()),
     }
 }
 
@@ -178,21 +178,21 @@ fn orthonormal_columns<'py>(
 }
 
 /// Copies quantized values into a contiguous tensor of their own.
-fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<Taken> {
+fn take_quantized(quantized: &Bound<'_, PyAny>) -> PyResult<Taken> {
     let wrong = |e: tch::TchError| PyValueError::new_err(e.to_string());
-    if let Ok(array) = codes.extract::<PyReadonlyArrayDyn<'_, u8>>() {
+    if let Ok(array) = quantized.extract::<PyReadonlyArrayDyn<'_, u8>>() {
         let shape: Vec<i64> =
             array.shape().iter().map(|&d| i64::try_from(d)).collect::<std::result::Result<_, _>>()?;
         let values: Vec<u8> = array.as_array().iter().copied().collect();
         let tensor = Tensor::f_from_slice(&values).and_then(|t| t.f_view(shape.as_slice())).map_err(wrong)?;
         return Ok(Taken { tensor, form: Form::Array32, place: Device::Cpu });
     }
-    let tensor = tensor::unpack(codes, "codes")?;
+    let tensor = tensor::unpack(quantized, "quantized")?;
     let place = Device::counted(&tensor).map_err(to_python)?;
     if tensor.kind() != Kind::Uint8 {
-        return Err(PyTypeError::new_err(format!("codes must be uint8, got {:?}", tensor.kind())));
+        return Err(PyTypeError::new_err(format!("quantized must be uint8, got {:?}", tensor.kind())));
     }
-    let tensor = own(codes.py(), tensor)?;
+    let tensor = own(quantized.py(), tensor)?;
     Ok(Taken { tensor, form: Form::Tensor, place })
 }
 
@@ -223,44 +223,44 @@ fn quantize_blockwise<'py>(
     let Taken { tensor: values, form, place } = take(x)?;
     let shape = scales_shape(&values.size(), block_size)?;
     let py = x.py();
-    let (codes, scales) = py.enter(move || {
+    let (quantized, scales) = py.enter(move || {
         let _there = enter_device(place, stream, true, CODES)?;
-        let codes = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
+        let quantized = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
         let scales = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
-        tensor::convert_codes([&codes, &scales, &values], place, block_size, [signed, true])?;
-        Ok((codes, scales))
+        tensor::convert_q8([&quantized, &scales, &values], place, block_size, [signed, true])?;
+        Ok((quantized, scales))
     })?;
-    let (for_codes, for_scales) = match form {
+    let (for_quantized, for_scales) = match form {
         Form::Tensor => (Form::Tensor, Form::Tensor),
-        _ => (Form::Codes, Form::Array32),
+        _ => (Form::Quantized, Form::Array32),
     };
-    Ok((give(py, &codes, &for_codes)?, give(py, &scales, &for_scales)?))
+    Ok((give(py, &quantized, &for_quantized)?, give(py, &scales, &for_scales)?))
 }
 
 /// Dequantizes quantized values with their scales to float32. `stream` is torch's current one where they are on a device.
 #[pyfunction]
-#[pyo3(signature = (codes, absmax, block_size, signed, stream=0))]
+#[pyo3(signature = (quantized, absmax, block_size, signed, stream=0))]
 fn dequantize_blockwise<'py>(
-    codes: &Bound<'py, PyAny>,
+    quantized: &Bound<'py, PyAny>,
     absmax: &Bound<'py, PyAny>,
     block_size: usize,
     signed: bool,
     stream: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let Taken { tensor: codes, form, place } = take_codes(codes)?;
+    let Taken { tensor: quantized, form, place } = take_quantized(quantized)?;
     let scales = take(absmax)?.tensor;
-    if scales.device() != codes.device() {
+    if scales.device() != quantized.device() {
         return Err(PyValueError::new_err(format!(
-            "codes and absmax must be on one device, got {:?} and {:?}",
-            codes.device(),
+            "quantized and absmax must be on one device, got {:?} and {:?}",
+            quantized.device(),
             scales.device()
         )));
     }
-    let shape = scales_shape(&codes.size(), block_size)?;
+    let shape = scales_shape(&quantized.size(), block_size)?;
     if scales.kind() != Kind::Float || scales.size() != shape {
         return Err(PyValueError::new_err(format!(
-            "absmax must be float32 of shape {shape:?} for codes of shape {:?} in blocks of {block_size}, got {:?} {:?}",
-            codes.size(),
+            "absmax must be float32 of shape {shape:?} for quantized values of shape {:?} in blocks of {block_size}, got {:?} {:?}",
+            quantized.size(),
             scales.kind(),
             scales.size()
         )));
@@ -268,8 +268,8 @@ fn dequantize_blockwise<'py>(
     let py = absmax.py();
     let values = py.enter(move || {
         let _there = enter_device(place, stream, true, CODES)?;
-        let values = Tensor::f_zeros(codes.size(), (Kind::Float, codes.device()))?;
-        tensor::convert_codes([&codes, &scales, &values], place, block_size, [signed, false])?;
+        let values = Tensor::f_zeros(quantized.size(), (Kind::Float, quantized.device()))?;
+        tensor::convert_q8([&quantized, &scales, &values], place, block_size, [signed, false])?;
         Ok(values)
     })?;
     give(py, &values, &form)

@@ -81,8 +81,8 @@ fn inputs(
                 Some((shape, axes)) => (shape, handles::spelled(axes)),
                 None => (object.getattr("shape")?.extract()?, handles::layout(&object)?),
             };
-            let refuse = |what: String, way_out: &str| {
-                super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
+            let refuse = |what: String, help: &str| {
+                super::error::to_python(Error::Layout { param: name.clone(), what, help: help.into() })
             };
             if given_here && let Some(at) = layout.contributions().next() {
                 let axis = &layout.mesh.axes[at];
@@ -91,7 +91,7 @@ fn inputs(
                     "Parameters must be sharded or replicated along every axis",
                 ));
             }
-            let sharded = meshes.complete(&mut layout).map_err(|(what, way_out)| refuse(what, way_out))?;
+            let sharded = meshes.complete(&mut layout).map_err(|(what, help)| refuse(what, help))?;
             let grad = object.getattr("grad")?;
             if given_here
                 && handles::is_distributed(&grad)?
@@ -335,9 +335,9 @@ impl PyPlan {
             entry.set_item("seed", seed)?;
             entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
-            let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());
-            entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
-            entry.set_item("codable", s.spec.coded.is_some())?;
+            let quantized = s.spec.quantized.filter(|_| s.spec.dtype.is_quantized());
+            entry.set_item("quantized", quantized.map(|c| (c.block, c.dtype == DType::Q8)))?;
+            entry.set_item("codable", s.spec.quantized.is_some())?;
             entry.set_item("rounded", s.rounding.is_some())?;
             let places = |owned: &Owned| {
                 let places = owned.blocks.iter().map(|(_, r)| (r.offset, r.rows, r.cols, r.stride));

@@ -88,14 +88,14 @@ pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> 
 /// The complaint about a tensor that is neither on the CPU nor on a CUDA device, with torch's name of its device.
 fn elsewhere(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyErr> {
     let device = object.getattr("device")?.str()?.to_string();
-    let way_out = if device.starts_with("meta") {
+    let help = if device.starts_with("meta") {
         "It has no memory yet: call model.to_empty(device=...), initialize the parameters, and make the optimizer after \
          that, as to_empty() replaces them"
     } else {
         "Move the model, and make the optimizer after that"
     };
     Ok(PyValueError::new_err(format!(
-        "{what}: tensors must be on the CPU or on a CUDA device, got {device}. {way_out}"
+        "{what}: tensors must be on the CPU or on a CUDA device, got {device}. {help}"
     )))
 }
 
@@ -315,23 +315,23 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
 ///
 /// # Errors
 /// `Error::Internal` for tensors that are not contiguous.
-pub(super) fn convert_codes(
-    [codes, scales, numbers]: [&Tensor; 3],
+pub(super) fn convert_q8(
+    [q8, scales, numbers]: [&Tensor; 3],
     place: Device,
     block: usize,
     [signed, to]: [bool; 2],
 ) -> Result<()> {
-    let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
+    let width = q8.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
     let encoding =
         Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?.on(place), width, block, rounding: None });
-    let codes = FlatPtr::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.on(place);
+    let q8 = FlatPtr::typed(q8, if signed { DType::Q8 } else { DType::UQ8 })?.on(place);
     let numbers = FlatPtr::of(numbers)?.on(place);
-    if codes.is_empty() {
+    if q8.is_empty() {
         return Ok(());
     }
     // SAFETY: `functional.rs` has made the tensors that are written, or copied what it was given; they are alive.
-    let (codes, numbers) = unsafe { (codes.view_mut(Some(&encoding)), numbers.view_mut(None)) };
-    let (from, to) = if to { (numbers, codes) } else { (codes, numbers) };
+    let (q8, numbers) = unsafe { (q8.view_mut(Some(&encoding)), numbers.view_mut(None)) };
+    let (from, to) = if to { (numbers, q8) } else { (q8, numbers) };
     kernels::run(&kernels::Convert { factor: 1.0 }, &mut [Job { read: [from.into_view()], write: [to] }])
 }
 

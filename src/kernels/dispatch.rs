@@ -174,9 +174,9 @@ fn sources(family: Family, encoded: bool) -> &'static [&'static str] {
     match (family, encoded) {
         (Family::Mean, _) => &["means.cu"],
         (Family::Sum, false) => &["sums.cu", "totals.cu"],
-        (Family::Sum, true) => &["sums.cu", "coded_sums.cu", "totals.cu"],
+        (Family::Sum, true) => &["sums.cu", "quantized_sums.cu", "totals.cu"],
         (_, false) => &["updates.cu"],
-        (_, true) => &["updates.cu", "coded.cu"],
+        (_, true) => &["updates.cu", "quantized.cu"],
     }
 }
 
@@ -242,8 +242,8 @@ pub fn sum(messages: &Messages<'_>, factor: f64, to: FlatViewMut<'_>) -> Result<
 }
 
 /// There are no kernels of an operation where this thread works.
-pub(super) fn no_kernels<T: std::fmt::Debug>(what: &str, told: T) -> Error {
-    Error::Cuda(format!("there are no kernels of {what} ({told:?}) in use"))
+pub(super) fn no_kernels<T: std::fmt::Debug>(what: &str, facts: T) -> Error {
+    Error::Cuda(format!("there are no kernels of {what} ({facts:?}) in use"))
 }
 
 pub(super) fn no_kernel<O>() -> Error {

@@ -14,7 +14,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("arithmetic.cuh", include_str!("cuda/src/arithmetic.cuh")),
     ("block_sum.cuh", include_str!("cuda/src/block_sum.cuh")),
     ("blocks.cuh", include_str!("cuda/src/blocks.cuh")),
-    ("coded.cuh", include_str!("cuda/src/coded.cuh")),
+    ("quantized.cuh", include_str!("cuda/src/quantized.cuh")),
     ("common.cuh", include_str!("cuda/src/common.cuh")),
     ("hopper.cuh", include_str!("cuda/src/hopper.cuh")),
     ("jobs.cuh", include_str!("cuda/src/jobs.cuh")),
@@ -64,21 +64,21 @@ static SYMMETRIC_WGMMA: Source = Source {
     seconds: 4.1,
 };
 /// Elementwise passes over block-quantized values and stochastically rounded numbers.
-static CODED: Source = Source {
-    name: "coded.cu",
-    text: include_str!("cuda/src/coded.cu"),
+static QUANTIZED: Source = Source {
+    name: "quantized.cu",
+    text: include_str!("cuda/src/quantized.cu"),
     stems: || stems(Family::Elementwise, true),
-    forms: &["coded_many", "coded_wide"],
+    forms: &["quantized_many", "quantized_wide"],
     shared: 0,
     when: When::Encoded,
     seconds: 23.7,
 };
 /// The same with sums.
-static CODED_SUMS: Source = Source {
-    name: "coded_sums.cu",
-    text: include_str!("cuda/src/coded_sums.cu"),
+static QUANTIZED_SUMS: Source = Source {
+    name: "quantized_sums.cu",
+    text: include_str!("cuda/src/quantized_sums.cu"),
     stems: || stems(Family::Sum, true),
-    forms: &["coded_many", "coded_wide"],
+    forms: &["quantized_many", "quantized_wide"],
     shared: 0,
     when: When::Encoded,
     seconds: 4.4,
@@ -207,8 +207,8 @@ static SOURCES: &[&Source] = &[
     &UPDATES,
     &SYMMETRIC_MMA,
     &SYMMETRIC_WGMMA,
-    &CODED,
-    &CODED_SUMS,
+    &QUANTIZED,
+    &QUANTIZED_SUMS,
     &GRAM,
     &CHOLESKY,
     &COPIES,

@@ -75,7 +75,7 @@ fn to_usize(n: i64) -> usize {
 }
 
 /// Returns the number of symmetric matrices that a matrix `m x n` needs, and the elements of the copy that is kept of it.
-fn beside([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
+fn squares_and_copy([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
     (if in_gram_form { 4 } else { 2 }, if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 })
 }
 
@@ -84,7 +84,7 @@ fn beside([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
 /// The number does not grow with `b` beyond some small matrices, since the work side by side is bounded.
 #[must_use]
 pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
-    let (squares, kept) = beside([m, n], dtype, in_gram_form);
+    let (squares, kept) = squares_and_copy([m, n], dtype, in_gram_form);
     if let Some(kernel) = kernel_for(dtype, [m, n].map(to_usize)) {
         let each = slot_elements(kernel, [m, n].map(to_usize), to_usize(squares), to_usize(kept));
         let slots = slots(each, dtype, to_usize(b));
@@ -95,13 +95,13 @@ pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_for
 
 /// Elements of scratch, in the dtype of the batch, that each of the matrices which a device computes together needs.
 pub(super) fn elements_of_each(m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
-    let (squares, _) = beside([m, n], dtype, in_gram_form);
+    let (squares, _) = squares_and_copy([m, n], dtype, in_gram_form);
     Library::elements(1, [m, n], squares).max(2 * m * n)
 }
 
 /// Elements of scratch as of `scratch_elements`, where libtorch's products are used in any case.
 fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
-    let (squares, kept) = beside([m, n], dtype, in_gram_form);
+    let (squares, kept) = squares_and_copy([m, n], dtype, in_gram_form);
     // Before the first step, the matrix in twice the width.
     let g = group_size(b, m, n);
     (Library::elements(g, [m, n], squares)).max(2 * g * m * n) + g * kept

@@ -122,7 +122,7 @@ pub fn orthonormalize(
                 Attempt { info_b: first.info_b.f_abs()?.f_add(&second.info_b.f_abs()?)?, ..second }
             }
         };
-        settle(&scaled_bmr, attempt, &finite_b, &mut report)?
+        accept_or_repair(&scaled_bmr, attempt, &finite_b, &mut report)?
     };
     let bad_b11 = finite_b.f_logical_not()?.f_view([b, 1, 1])?;
     let _ = q_bmr.f_masked_fill_(&bad_b11, f64::NAN)?;
@@ -204,7 +204,12 @@ fn shifted(p_bmr: &Tensor) -> Result<Attempt> {
 }
 
 /// Tests a first attempt and repairs the matrices that need it.
-fn settle(p_bmr: &Tensor, first: Attempt, finite_b: &Tensor, report: &mut Report) -> Result<Tensor> {
+fn accept_or_repair(
+    p_bmr: &Tensor,
+    first: Attempt,
+    finite_b: &Tensor,
+    report: &mut Report,
+) -> Result<Tensor> {
     let (_, _, r) = p_bmr.size3()?;
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let tolerance = 32.0 * (r as f64).sqrt() * unit_roundoff(p_bmr)?;

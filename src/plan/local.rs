@@ -92,8 +92,8 @@ pub struct LocalState {
 impl LocalState {
     /// The quantization of a state that is stored in 8 bits.
     #[must_use]
-    pub fn coded(&self) -> Option<Quantization> {
-        self.spec.coded.filter(|_| self.spec.dtype.is_quantized())
+    pub fn quantized(&self) -> Option<Quantization> {
+        self.spec.quantized.filter(|_| self.spec.dtype.is_quantized())
     }
 
     /// Tests whether the state is a second moment: of its numbers none is negative.
@@ -354,7 +354,7 @@ pub(super) fn shards(
                 "placement {placement:?} on axis '{}' shards the {side} of the flattened matrix into pieces that do not lie together",
                 axis.name
             ),
-            way_out: format!("Shard dimension {rows_dim}{other} instead"),
+            help: format!("Shard dimension {rows_dim}{other} instead"),
         });
     }
     let spans = spans(&p.shape, layout);

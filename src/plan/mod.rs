@@ -143,7 +143,7 @@ impl Plan {
         let close =
             |cap, few| group::close(&open, &params, &algorithms, &limits, multiprocessors, (cap, few));
         let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
-        owned::settle(&mut params, &algorithms, &open, &buckets)?;
+        owned::assign_owner_layout(&mut params, &algorithms, &open, &buckets)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let coalesced = coalesce::coalesce(&buckets, &segments);
         let scheduled = schedule::schedule(&coalesced, sharing);
@@ -345,7 +345,7 @@ fn check_layout(spec: &ParamSpec, layout: &Layout) -> Result<()> {
                 axis.ranks.len(),
                 spec.shape
             ),
-            way_out: "Parameters must be sharded or replicated along every axis".into(),
+            help: "Parameters must be sharded or replicated along every axis".into(),
         }),
     }
 }

@@ -17,7 +17,7 @@ use crate::spec::{Rect, Side, StateSpec};
 ///
 /// # Errors
 /// `Error::Internal` for a parameter that has such states in some of its blocks only; errors of the algorithm.
-pub(super) fn settle(
+pub(super) fn assign_owner_layout(
     params: &mut [Param],
     algorithms: &[AnyAlgorithm],
     open: &[Bucket],
@@ -70,7 +70,7 @@ pub(super) fn settle(
 /// # Errors
 /// `Error::Value` for blocks side by side of several widths, `Error::Internal` for a state that has no scales.
 fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<Rect>> {
-    let (Some(coded), Some(&width)) = (state.coded, state.shape.last()) else {
+    let (Some(quantized), Some(&width)) = (state.quantized, state.shape.last()) else {
         return Err(Error::Internal(format!("{name}: state '{}' has no scales", state.role)));
     };
     let first = parts.first().map_or(width, |part| part.cols.min(width));
@@ -80,13 +80,13 @@ fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<
              Set state_bits=32 in its group"
         )));
     }
-    let scales = width.div_ceil(coded.block);
+    let scales = width.div_ceil(quantized.block);
     let of = |part: &Rect| {
         let (row, col) = (part.offset / width, part.offset % width);
         Rect {
-            offset: row * scales + col / coded.block,
+            offset: row * scales + col / quantized.block,
             rows: part.numel() / first,
-            cols: first.div_ceil(coded.block),
+            cols: first.div_ceil(quantized.block),
             stride: scales * (part.stride / width).max(1),
         }
     };

@@ -45,7 +45,7 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
     // In the order of the sides, also where the dimensions are swapped: all buffers have their owners in one order. A buffer
     // is replicated along the axes of a side that shards none of its dimensions.
     for side in [Side::Rows, Side::Cols].into_iter().filter(|side| !spec.summed[side.index()]) {
-        let along = spec.goes_along(side);
+        let along = spec.has_dim_of(side);
         let placement = if along { AxisPlacement::Sharded(side) } else { AxisPlacement::Replicated };
         axis_placements.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, placement)));
     }
@@ -190,8 +190,8 @@ impl Tally {
         }
         let mut place = owner.to_vec();
         let inner = &self.sizes[self.gathered..];
-        for beside in 0..inner.iter().product() {
-            place[self.gathered..].clone_from_slice(&digits(beside, inner));
+        for at_inner in 0..inner.iter().product() {
+            place[self.gathered..].clone_from_slice(&digits(at_inner, inner));
             loads[self.number(&place)] += work;
         }
     }
@@ -222,8 +222,8 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
         let rank = |taker: usize| {
             let place = &places[taker];
             let nested: Vec<usize> = (1..=sizes.len()).map(|n| below[n - 1][prefix(place, n)]).collect();
-            let beside: usize = place.iter().zip(&along).map(|(&d, used)| used[d]).sum();
-            (nested, beside)
+            let at_inner: usize = place.iter().zip(&along).map(|(&d, used)| used[d]).sum();
+            (nested, at_inner)
         };
         let best = (0..takers).min_by(|&a, &b| {
             let ((nested_a, beside_a), (nested_b, beside_b)) = (rank(a), rank(b));

@@ -27,9 +27,9 @@ const ALGORITHMS: [&str; 12] = [
 ];
 
 /// First retries the failures that were found before, from the file next to this one.
-fn saved_beside() -> ProptestConfig {
-    let beside = FileFailurePersistence::WithSource("proptest-regressions");
-    ProptestConfig { failure_persistence: Some(Box::new(beside)), ..ProptestConfig::default() }
+fn saved_with_source() -> ProptestConfig {
+    let kept = FileFailurePersistence::WithSource("proptest-regressions");
+    ProptestConfig { failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 
 fn shape() -> impl Strategy<Value = Vec<usize>> {
@@ -84,7 +84,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(saved_beside())]
+    #![proptest_config(saved_with_source())]
     #[test]
     fn plan_any_parameters_covers_every_element_once(list in params(), limit in prop::option::of(1_i64..100_000)) {
         let plan = plan(&list, limit);
@@ -205,7 +205,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(saved_beside())]
+    #![proptest_config(saved_with_source())]
     #[test]
     fn plan_any_mesh_sends_to_each_rank_what_that_rank_expects(list in params(), grid in grid()) {
         let plans = grid.plans(&list);
@@ -318,7 +318,7 @@ fn placement() -> impl Strategy<Value = Placement> {
 }
 
 proptest! {
-    #![proptest_config(saved_beside())]
+    #![proptest_config(saved_with_source())]
     #[test]
     fn lower_any_placements_moves_what_is_missing_and_adds_what_is_partial(
         from in placement(), to in placement(), ranks in 1_usize..6, shape in [1_usize..7, 1_usize..7]

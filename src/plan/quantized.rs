@@ -23,20 +23,23 @@ pub(super) fn taken(
 ) -> Result<Vec<StateSpec>> {
     let one = |mut state: StateSpec| {
         let scales = existing.contains_key(&format!("{}{SCALES}", state.role));
-        let wrong = |what: &str, way_out: &str| {
-            Err(Error::Value(format!("{}: state '{}' {what}. {way_out}", p.name, state.role)))
+        let wrong = |what: &str, help: &str| {
+            Err(Error::Value(format!("{}: state '{}' {what}. {help}", p.name, state.role)))
         };
-        match (existing.get(state.role).map(|(dtype, _)| *dtype), state.coded) {
+        match (existing.get(state.role).map(|(dtype, _)| *dtype), state.quantized) {
             (Some(dtype), None) if dtype.is_quantized() => {
                 return wrong("is uint8, which it never is here", "Load a checkpoint of the same optimizer");
             }
             (Some(dtype), Some(_)) if dtype.is_quantized() && !scales => {
-                return wrong("is uint8 without its absmax", "Load both: without it the codes have no scale");
+                return wrong(
+                    "is uint8 without its absmax",
+                    "Load both: without it the values have no scale",
+                );
             }
             (None, Some(_)) if scales => {
-                return wrong("has an absmax without codes", "Load both, or neither");
+                return wrong("has an absmax without quantized values", "Load both, or neither");
             }
-            (Some(dtype), Some(coded)) if dtype.is_quantized() => state.dtype = coded.dtype,
+            (Some(dtype), Some(quantized)) if dtype.is_quantized() => state.dtype = quantized.dtype,
             (Some(dtype), _) if !state.on_host => state.dtype = dtype,
             _ => {}
         }
@@ -57,23 +60,24 @@ pub(super) fn local(
 ) -> Result<Vec<LocalState>> {
     let mut scales = Vec::new();
     for (number, state) in states.iter().enumerate() {
-        let (true, Some(coded), Some(&width)) = (state.dtype.is_quantized(), state.coded, state.shape.last())
+        let (true, Some(quantized), Some(&width)) =
+            (state.dtype.is_quantized(), state.quantized, state.shape.last())
         else {
             continue;
         };
-        check_cuts(p, state, coded, layout)?;
+        check_cuts(p, state, quantized, layout)?;
         if state.share == Share::Like {
-            check_blocks(p, coded.block, width, blocks)?;
+            check_blocks(p, quantized.block, width, blocks)?;
         }
         let spec = StateSpec {
             role: state.role,
-            shape: coded.scales(&state.shape),
+            shape: quantized.scales(&state.shape),
             dtype: DType::F32,
             init: Init::Zeros,
             sharding: state.sharding.clone(),
             share: Share::All,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         };
         scales.push(LocalState { scales_of: Some(number), ..LocalState::of(spec, layout) });
@@ -82,7 +86,7 @@ pub(super) fn local(
 }
 
 /// Refuses a last dimension that is sharded inside of blocks, for whichever process.
-fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &Layout) -> Result<()> {
+fn check_cuts(p: &ParamSpec, state: &StateSpec, quantized: Quantization, layout: &Layout) -> Result<()> {
     let dim = state.shape.len() - 1;
     let (Some(&width), Some(DimSharding::LikeParam(source) | DimSharding::Even(source))) =
         (state.shape.last(), state.sharding.last())
@@ -103,19 +107,20 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &La
         filled(&mut scales);
         parts.iter().filter(|(_, len)| *len > 0).all(whole) && wanted == scales
     };
-    if sharding.depth() == 0 || fits(coded.block) {
+    if sharding.depth() == 0 || fits(quantized.block) {
         return Ok(());
     }
-    let best = (0..usize::BITS).map(|n| 1 << n).take_while(|n| *n < coded.block).filter(|n| fits(*n)).last();
+    let best =
+        (0..usize::BITS).map(|n| 1 << n).take_while(|n| *n < quantized.block).filter(|n| fits(*n)).last();
     Err(Error::Layout {
         param: p.name.clone(),
         what: format!(
             "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, of which its \
              8-bit states have one scale each",
             sharding.num_shards(),
-            coded.block,
+            quantized.block,
         ),
-        way_out: match best {
+        help: match best {
             Some(best) if best >= LEAST_BLOCK => {
                 format!("Set block_size={best} in its group, shard another dimension, or set state_bits=32")
             }
@@ -135,14 +140,14 @@ fn check_blocks(p: &ParamSpec, block: usize, width: usize, blocks: &[Block]) -> 
         return Ok(());
     }
     let best = 1_usize << ends.iter().map(|end| end.trailing_zeros()).min().unwrap_or(0).min(usize::BITS - 1);
-    let way_out = if best >= LEAST_BLOCK {
+    let help = if best >= LEAST_BLOCK {
         format!("Set block_size={best} in its group, or state_bits=32")
     } else {
         "Set state_bits=32 in its group".into()
     };
     Err(Error::Value(format!(
         "{}: its blocks of columns begin inside of the blocks of {block} elements of which its 8-bit states have \
-         one scale each. {way_out}",
+         one scale each. {help}",
         p.name
     )))
 }

@@ -54,7 +54,7 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
         match *op {
             ProgramOp::Local { stage, name } => writer.stage(stage, name),
             ProgramOp::Redistribute { buffer, to } => writer.redistribute(buffer, to)?,
-            ProgramOp::Beside { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
+            ProgramOp::SamePlacement { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
             ProgramOp::Release { buffer } => writer.held[buffer] = writer.base.clone(),
             ProgramOp::WhenDue(on) => writer.guarded = on,
             ProgramOp::Gathered(true) => writer.gather()?,
@@ -108,7 +108,7 @@ impl Writer<'_> {
         for &(buffer, _) in &bucket.program.carried.states {
             for (at, &axis) in bucket.gathered.iter().enumerate() {
                 let spec = &bucket.program.buffers[buffer];
-                let kind = match bucket.axes[axis].shards.filter(|&side| spec.goes_along(side)) {
+                let kind = match bucket.axes[axis].shards.filter(|&side| spec.has_dim_of(side)) {
                     Some(side) => {
                         let level = self.held[buffer].depth[side.index()] - 1;
                         RedistributionKind::ToOwner { side, level, at }
@@ -134,7 +134,7 @@ impl Writer<'_> {
         for buffer in bucket.program.carried.buffers() {
             for (at, &axis) in bucket.gathered.iter().enumerate().rev() {
                 let spec = &bucket.program.buffers[buffer];
-                let kind = match bucket.axes[axis].shards.filter(|&side| spec.goes_along(side)) {
+                let kind = match bucket.axes[axis].shards.filter(|&side| spec.has_dim_of(side)) {
                     Some(side) => {
                         let level = self.held[buffer].depth[side.index()];
                         RedistributionKind::FromOwner { side, level, at }

@@ -44,7 +44,7 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
                 };
                 writer.steps.push(Step::Stage(point));
             }
-            ProgramOp::Beside { .. }
+            ProgramOp::SamePlacement { .. }
             | ProgramOp::Release { .. }
             | ProgramOp::WhenDue(_)
             | ProgramOp::Gathered(_) => {

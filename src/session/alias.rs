@@ -47,7 +47,7 @@ impl Extent {
                 other.name(plan),
                 place(other)
             ),
-            way_out: "A step would update what they share twice: give a tied weight to the optimizer once, or make one a \
+            help: "A step would update what they share twice: give a tied weight to the optimizer once, or make one a \
                       copy with .clone()"
                 .into(),
         }

@@ -71,7 +71,7 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
         )));
     }
     let Some(planned) = rounded else { return Ok(()) };
-    let (what, way_out) = match planned.states.iter().find(|state| state.rounding.is_some()) {
+    let (what, help) = match planned.states.iter().find(|state| state.rounding.is_some()) {
         _ if planned.rounding.is_some() => ("stochastic_rounding", "stochastic_rounding=False"),
         Some(state) if state.spec.dtype.is_quantized() => ("states of 8 bits", "state_bits=32"),
         Some(state) if state.spec.role == average::AVERAGE => {
@@ -81,7 +81,7 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
     };
     Err(Error::Value(format!(
         "{}: a step with {what} cannot be captured by torch.cuda.graph, as every replay would round by the same random \
-         numbers. Set {way_out}, take the step outside of the graph, or have oxidion.CudaGraphOptimizer capture it",
+         numbers. Set {help}, take the step outside of the graph, or have oxidion.CudaGraphOptimizer capture it",
         planned.spec.name
     )))
 }
@@ -151,9 +151,9 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
     }
     if has_encodings(plan) {
         // Where no kernel takes quantized values, separate kernels dequantize and quantize them.
-        all.extend(["updates.cu", "coded.cu"]);
+        all.extend(["updates.cu", "quantized.cu"]);
         if all.contains("sums.cu") {
-            all.insert("coded_sums.cu");
+            all.insert("quantized_sums.cu");
         }
     }
     if !plan.transfers.is_empty() {

@@ -58,8 +58,8 @@ impl Session {
     ) -> Result<()> {
         let bucket = &plan.buckets[number];
         let alone = !bucket.distributed() && !bucket.whole_parameter && bucket.program.buffers.is_empty();
-        let apart = alone && plan.algorithms[bucket.algorithm].flat();
-        let apart = apart && bucket.shape.device == Device::Cpu;
+        let splits = alone && plan.algorithms[bucket.algorithm].flat();
+        let splits = splits && bucket.shape.device == Device::Cpu;
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
         let Self { shards, fixed, bound, memory, room, probe, hypers, grad_factors, inside, .. } = self;
         let (compute, step) = at;
@@ -73,7 +73,7 @@ impl Session {
         while next < end && done.is_ok() {
             let mut units = room.lend();
             let (mut count, mut elements) = (0, 0);
-            while next < end && !(apart && count >= TOGETHER && elements >= least) {
+            while next < end && !(splits && count >= TOGETHER && elements >= least) {
                 if units.len() == count {
                     units.push(UnitIo::EMPTY);
                 }

@@ -154,7 +154,7 @@ impl BoundTensor {
         held.push(tensor, &own);
         let tensor = staged.as_ref().unwrap_or(&own);
         if tensor.device() != self.device.torch() {
-            return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
+            return Err(Error::Value(format!("a tensor was moved to {:?}: bind it again", tensor.device())));
         }
         self.flat = FlatPtr::typed(tensor, self.dtype)?.on(self.device);
         (self.staged, self.strided, self.encoding) = (staged, strided, None);
@@ -338,18 +338,18 @@ impl BoundParam {
             Some(Rounding { key, places: own.places(), stays_positive })
         };
         for ((state, own), tag) in self.states.iter_mut().zip(&planned.states).zip(STATES_TAG..) {
-            if let (None, Some(rounding)) = (own.coded(), rounding(own, tag)) {
+            if let (None, Some(rounding)) = (own.quantized(), rounding(own, tag)) {
                 state.set_encoding(Encoding::Rounding(rounding));
             }
         }
         for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
             let (own, tag) = (&planned.states[of], STATES_TAG + u32::try_from(of).unwrap_or(0));
-            if let Some(coded) = own.coded() {
+            if let Some(quantized) = own.quantized() {
                 self.states[of].set_encoding(Encoding::Blocks(Blocks {
                     scales: memory,
                     width: own.width(),
-                    block: coded.block,
+                    block: quantized.block,
                     rounding: rounding(own, tag),
                 }));
             }
@@ -371,7 +371,7 @@ fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
 /// Refuses a tensor to write to whose elements share memory, as an expanded one's do, or are not in its storage.
 pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
     check_storage(tensor).map_err(|e| e.of(name))?;
-    if tensor.is_contiguous() || tensor.numel() == 0 || are_apart(&tensor.size(), &tensor.stride()) {
+    if tensor.is_contiguous() || tensor.numel() == 0 || are_distinct(&tensor.size(), &tensor.stride()) {
         return Ok(());
     }
     Err(Error::Value(format!(
@@ -386,7 +386,7 @@ pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
 const COMPARED: usize = 1 << 22;
 
 /// Tests whether the elements of a tensor have positions of their own.
-fn are_apart(size: &[i64], stride: &[i64]) -> bool {
+fn are_distinct(size: &[i64], stride: &[i64]) -> bool {
     let mut dims: Vec<(i64, i64)> = stride.iter().copied().zip(size.iter().copied()).collect();
     dims.retain(|(_, n)| *n > 1);
     dims.sort_unstable();

@@ -119,7 +119,7 @@ impl Matrices {
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         }
     }

@@ -97,7 +97,7 @@ pub struct StateSpec {
     /// Set for a moment that is rounded at random where it is stored in 16 bits: the numbers that it averages.
     pub moment: Option<Code>,
     /// Quantization of the state when it is stored in 8 bits; none where it never is.
-    pub coded: Option<Quantization>,
+    pub quantized: Option<Quantization>,
     /// True if the state is in the memory of the host, on whichever device the parameter is.
     pub on_host: bool,
 }
@@ -114,7 +114,7 @@ impl StateSpec {
             sharding: (0..p.shape.len()).map(DimSharding::LikeParam).collect(),
             share: Share::Like,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         }
     }
@@ -130,7 +130,7 @@ impl StateSpec {
             sharding: Vec::new(),
             share: Share::All,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: true,
         }
     }

@@ -72,13 +72,13 @@ impl StateSpec {
     /// says, and it takes less memory so. The decision is the same on every process.
     #[must_use]
     pub fn eight_bit(mut self, code: Code, storage: &StateStorage) -> Self {
-        let coded = Quantization { dtype: code.dtype(), block: storage.block };
-        (self.moment, self.coded) = (Some(code), Some(coded));
+        let quantized = Quantization { dtype: code.dtype(), block: storage.block };
+        (self.moment, self.quantized) = (Some(code), Some(quantized));
         let numel: usize = self.shape.iter().product();
         if storage.eight_bit && !self.shape.is_empty() && numel >= storage.least.max(1) {
-            let scales: usize = coded.scales(&self.shape).iter().product();
+            let scales: usize = quantized.scales(&self.shape).iter().product();
             if numel + scales * DType::F32.bytes() < numel * self.dtype.bytes() {
-                self.dtype = coded.dtype;
+                self.dtype = quantized.dtype;
             }
         }
         self

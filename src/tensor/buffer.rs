@@ -202,7 +202,7 @@ impl<'a> FlatView<'a> {
 
     /// The bytes of elements of one byte in memory of the host.
     #[must_use]
-    pub(super) fn codes(&self) -> &'a [u8] {
+    pub(super) fn q8(&self) -> &'a [u8] {
         if self.ptr.len == 0 || !self.ptr.dtype.is_quantized() || self.ptr.device != Device::Cpu {
             return &[];
         }
@@ -389,7 +389,7 @@ impl<'a> FlatViewMut<'a> {
 
     /// The bytes of elements of one byte in memory of the host.
     #[must_use]
-    pub(super) fn codes(&mut self) -> &mut [u8] {
+    pub(super) fn q8(&mut self) -> &mut [u8] {
         if self.ptr.len == 0 || !self.ptr.dtype.is_quantized() || self.ptr.device != Device::Cpu {
             return &mut [];
         }

@@ -147,8 +147,8 @@ pub fn cpu_hides_tiles() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__cpuid, __cpuid_count};
-        let is_told = __cpuid(0).eax >= 0x1D && __cpuid_count(0x1D, 0).eax >= 1;
-        cpu_names_amx() && !is_told
+        let is_reported = __cpuid(0).eax >= 0x1D && __cpuid_count(0x1D, 0).eax >= 1;
+        cpu_names_amx() && !is_reported
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_a_large_matrix_are_apart_by_their_place_alone() {
+    fn columns_of_a_large_matrix_are_distinct_by_their_place_alone() {
         let columns =
             |start: usize| Elements::strided(64 + 4 * start, 4, vec![(4 << 20, 1 << 20), (4, 1 << 19)]);
         let [a, b] = [columns(0), columns(1 << 19)].map(Option::unwrap);

@@ -4,17 +4,17 @@ use super::{Blocks, DType, Encoding, FlatView, FlatViewMut, Rounding};
 
 /// Quantized values with the scales of their blocks, to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Coded<'a> {
+pub struct Quantized<'a> {
     /// The 8-bit values.
-    pub codes: &'a [u8],
+    pub q8: &'a [u8],
     blocks: &'a Blocks,
     first: usize,
 }
 
 /// Quantized values with the scales of those blocks that they contain as a whole, to be written.
 #[derive(Debug)]
-pub struct CodedMut<'a> {
-    codes: &'a mut [u8],
+pub struct QuantizedMut<'a> {
+    q8: &'a mut [u8],
     blocks: &'a Blocks,
     first: usize,
 }
@@ -39,9 +39,9 @@ impl<'a> FlatView<'a> {
     /// Returns elements of the host that are block-quantized.
     #[must_use]
     #[inline]
-    pub fn coded(&self) -> Option<Coded<'a>> {
+    pub fn quantized(&self) -> Option<Quantized<'a>> {
         let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
-        Some(Coded { codes: self.codes(), blocks, first })
+        Some(Quantized { q8: self.q8(), blocks, first })
     }
 }
 
@@ -49,9 +49,9 @@ impl FlatViewMut<'_> {
     /// Returns elements of the host that are block-quantized.
     #[must_use]
     #[inline]
-    pub fn coded(&mut self) -> Option<CodedMut<'_>> {
+    pub fn quantized(&mut self) -> Option<QuantizedMut<'_>> {
         let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
-        Some(CodedMut { codes: self.codes(), blocks, first })
+        Some(QuantizedMut { q8: self.q8(), blocks, first })
     }
 }
 
@@ -87,31 +87,31 @@ impl FlatViewMut<'_> {
     }
 }
 
-impl<'a> Coded<'a> {
+impl<'a> Quantized<'a> {
     /// Returns the quantized values from index `at` to the end of its block, and the block's scale, which is NaN if missing.
     #[must_use]
     #[inline]
     pub fn block(&self, at: usize) -> (&'a [u8], f32) {
         let (number, end) = self.blocks.block_at(self.first + at);
-        let codes = &self.codes[at..(end - self.first).min(self.codes.len())];
-        let scale = if codes.is_empty() { None } else { self.blocks.scale(number) };
+        let q8 = &self.q8[at..(end - self.first).min(self.q8.len())];
+        let scale = if q8.is_empty() { None } else { self.blocks.scale(number) };
         // SAFETY: a view with values of a block may read its scale, which is valid and not written (`FlatPtr::view`). A view
-        // of a part of a block does not write it (`CodedMut::block`).
-        (codes, scale.map_or(f32::NAN, |scale| unsafe { *scale }))
+        // of a part of a block does not write it (`QuantizedMut::block`).
+        (q8, scale.map_or(f32::NAN, |scale| unsafe { *scale }))
     }
 }
 
-impl<'a> CodedMut<'a> {
+impl<'a> QuantizedMut<'a> {
     /// Returns the number of quantized values.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.codes.len()
+        self.q8.len()
     }
 
     /// Tests whether there are no quantized values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.codes.is_empty()
+        self.q8.is_empty()
     }
 
     /// Returns random bits for the quantized values from index `at` on, if they have some.
@@ -130,8 +130,8 @@ impl<'a> CodedMut<'a> {
         let (width, place) = (self.blocks.width.max(1), self.first + at);
         let (number, end) = self.blocks.block_at(place);
         let begins = (place % width) & (self.blocks.block - 1) == 0;
-        let codes = self.codes.get_mut(at..end - self.first).filter(|codes| begins && !codes.is_empty())?;
+        let q8 = self.q8.get_mut(at..end - self.first).filter(|q8| begins && !q8.is_empty())?;
         // SAFETY: the view has all values of the block, and with them exclusive access to its scale (`FlatPtr::view_mut`).
-        Some((codes, unsafe { &mut *self.blocks.scale(number)? }))
+        Some((q8, unsafe { &mut *self.blocks.scale(number)? }))
     }
 }

@@ -330,7 +330,7 @@ impl Watch {
             held.0.push(entry);
         }
         let len = self.sizes[..usize::from(self.dims)].iter().map(|size| *size as usize).product();
-        FlatPtr::told(address.cast(), len, self.dtype).map(|found| found.on(self.device))
+        FlatPtr::checked(address.cast(), len, self.dtype).map(|found| found.on(self.device))
     }
 
     /// Returns the gradient with a new reference, and holds its storage. No other code may set it meanwhile.

@@ -105,7 +105,7 @@ impl FlatPtr {
     }
 
     /// Returns memory at an address from libtorch, or `None` where no element can be there.
-    pub(super) fn told(at: *mut u8, len: usize, dtype: DType) -> Option<Self> {
+    pub(super) fn checked(at: *mut u8, len: usize, dtype: DType) -> Option<Self> {
         let found = Self { at, len, dtype, device: Device::Cpu };
         (!at.is_null() && len > 0 && found.is_aligned()).then_some(found)
     }

@@ -85,7 +85,7 @@ impl<'a> FlatViewMut<'a> {
         for place in order {
             open.retain(|before| before.end() > place.offset);
             if place.end() > self.len() || open.iter().any(|before| before.shares(place)) {
-                return Err(Error::Internal(format!("matrices that are not apart in a buffer: {place:?}")));
+                return Err(Error::Internal(format!("matrices that overlap in a buffer: {place:?}")));
             }
             open.push(place);
         }
@@ -337,8 +337,8 @@ impl<'a> MatrixViewMut<'a> {
 
     /// The elements in order, in as few runs as they lie in.
     pub fn into_runs(self) -> impl Iterator<Item = FlatViewMut<'a>> {
-        let (flat, apart) = if self.is_flat() { (Some(self.flat), None) } else { (None, Some(self)) };
-        flat.into_iter().chain(apart.into_iter().flat_map(Self::into_rows))
+        let (flat, strided) = if self.is_flat() { (Some(self.flat), None) } else { (None, Some(self)) };
+        flat.into_iter().chain(strided.into_iter().flat_map(Self::into_rows))
     }
 
     /// Groups of `count` rows, the last one shorter.

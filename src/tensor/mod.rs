@@ -21,7 +21,7 @@ pub use buffer::{FlatView, FlatViewMut};
 pub use device::{Device, emulate, emulate_at, is_emulated, work_on_emulated};
 pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
 pub use elements::{Elements, address_of};
-pub use encoded::{Coded, CodedMut, RoundedFrom};
+pub use encoded::{Quantized, QuantizedMut, RoundedFrom};
 pub use encoding::{Blocks, Encoding, MOST_SPANS, Places, Rounding, Span};
 pub use fast_path::{Dispatch, Gradient, Held, Owner, Watch, has_dispatch};
 pub use flat_ptr::{Element, FlatPtr, to_i64};

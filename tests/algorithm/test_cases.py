@@ -78,7 +78,7 @@ def test_float32_steps_stay_at_rounding_level(case: Case) -> None:
     # Adam divides small elements of a projected gradient, which has the rounding of the large ones, by
     # themselves.
     tolerance = dict.fromkeys((*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS), 5e-5)
-    # The first update is the signs of the elements in the basis, the smallest of which rounding moves most.
+    # The first update is the signs of the elements in the basis; rounding moves the smallest elements most.
     tolerance |= dict.fromkeys(BASIS_ALGORITHMS, 5e-4)
     tolerance |= dict.fromkeys((*NORMED, "dion"), 1e-5)
     tolerance |= dict.fromkeys(ELEMENTWISE, 2e-6)

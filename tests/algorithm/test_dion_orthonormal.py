@@ -50,7 +50,7 @@ class Naive:
 @pytest.mark.parametrize("fraction", [0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_steps_follow_the_equations(shape: tuple[int, int], fraction: float, dtype: torch.dtype) -> None:
-    # Small beside an update: its rounding is not what is tested.
+    # Small compared with an update, so that the rounding of weights does not matter.
     initial = (gaussian(shape, 1) / 64.0).to(dtype)
     param = nn.Parameter(initial.clone())
     optimizer = dion(param, rank_fraction=fraction, **ORTHONORMAL)
@@ -174,7 +174,7 @@ def test_narrow_states_follow_wide_ones(bits: int, dtype: torch.dtype) -> None:
     for kind, settings in ((dtype, {"state_bits": bits}), (torch.float64, {})):
         param = nn.Parameter(torch.zeros((64, 80), dtype=kind))
         optimizer = dion(param, rank_fraction=0.25, **{**ORTHONORMAL, "weight_decay": 0.0}, **settings)
-        # Of rank 16, all of which Q sees alike: else roundings would choose what is left out.
+        # Of rank 16, as Q, with equal singular values: else rounding would choose what is left out.
         left, right = positive_qr(gaussian((64, 16), 2)), positive_qr(gaussian((80, 16), 3))
         optimizer.state[param]["Q"].copy_(left.bfloat16())
         for step in range(2):

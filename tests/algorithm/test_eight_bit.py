@@ -87,11 +87,11 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
     for index, param in enumerate(params):
         group = {**defaults_of(cls), **keys, "stream": index}
         own = optimizer.state[param]
-        coded = {key for key, value in own.items() if value.dtype == torch.uint8}
-        assert coded
+        quantized = {key for key, value in own.items() if value.dtype == torch.uint8}
+        assert quantized
         expected = param.detach().double()
         kept = {k: v.clone() for k, v in own.items() if not k.endswith("_absmax")}
-        scales = {k: own[k + "_absmax"].clone() for k in coded}
+        scales = {k: own[k + "_absmax"].clone() for k in quantized}
         for step in range(6):
             grad = grad_of(tuple(param.shape), step, index)
             before = param.detach().double()
@@ -99,7 +99,7 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
             optimizer.step()
             state = {
                 roles.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED)
-                if k in coded
+                if k in quantized
                 else v.double()
                 for k, v in kept.items()
             }
@@ -111,10 +111,10 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
             assert (moved - wanted).norm() <= bound * wanted.norm(), step
             for key in kept:
                 value = state[roles.get(key, key)]
-                if key in coded and not value.any():
+                if key in quantized and not value.any():
                     # Zeros have any code.
                     assert not own[key + "_absmax"].any()
-                elif key in coded:
+                elif key in quantized:
                     random = of_state(optimizer, param, key)
                     signed = key not in UNSIGNED
                     kept[key], scales[key] = codes.encode(value, signed=signed, random=random)

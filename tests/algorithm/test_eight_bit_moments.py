@@ -1,4 +1,4 @@
-"""Moments in 8 bits: small numbers beside large ones, and rounding that is right on average."""
+"""8-bit moments: small numbers in a block with large ones, and unbiased rounding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def steps(name: str, grads: list[Tensor], bits: int, **group: Any) -> tuple[Tens
 
 
 def second_moment(state: dict[str, Tensor]) -> Tensor:
-    """The codes of the second moment."""
+    """The quantized second moment."""
     (found,) = (value for key, value in state.items() if key in ("exp_avg_sq", "variance"))
     assert found.dtype == torch.uint8
     return found
@@ -90,7 +90,7 @@ def test_one_large_gradient_leaves_the_steps_of_its_neighbours(outlier: float, b
     found, expected = map(torch.stack, taken)
     for start in (80, 101, 200, 300, 480):
         ratio = size(found[start : start + 20]) / size(expected[start : start + 20])
-        # The noise of codes makes the mean of 1 / sqrt(v) larger: by 4 % where a power of two has 4 of them.
+        # Quantization noise makes the mean of 1 / sqrt(v) larger: by 4 % where a power of two has 4 entries.
         assert abs(ratio - 1) <= 0.06, (start, ratio)
 
 
@@ -100,7 +100,7 @@ def test_one_large_gradient_leaves_the_steps_of_its_neighbours(outlier: float, b
 def test_moments_of_gradients_that_fall_or_end_follow_them(
     name: str, end: float, betas: tuple[float, float]
 ) -> None:
-    """Rounded to the nearest, a small momentum would stay for ever, and its second moment would not."""
+    """With rounding to nearest, a small momentum would never decay, while its second moment would."""
     falls = torch.where(torch.arange(WIDTH) < 128, 1.0, 0.0)
     grads = [gaussian((4, WIDTH), 4, step).float() for step in range(400)]
     for step, grad in enumerate(grads):
@@ -168,7 +168,7 @@ def test_steps_of_soap_in_a_basis_of_falling_sizes_are_those_of_float32(least: f
 
 
 def stored_again_and_again(q: Tensor, rounds: int) -> Tensor:
-    """What second moments of these sizes are read as in steps that store them anew; the largest are 1."""
+    """Second moments of these sizes as each of ``rounds`` steps stores them again; the largest are 1."""
     param = nn.Parameter(torch.zeros_like(q))
     group = {"params": [param], "min_quant_numel": 0, "block_size": WIDTH}
     optimizer = oxidion.AdamW([group], betas=(0.9, 0.0), state_bits=8)

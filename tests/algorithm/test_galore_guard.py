@@ -62,7 +62,7 @@ void dgesdd_(char *job, int *m, int *n, double *a, int *lda, double *s, double *
 
 
 def optimizer_of(param: Tensor, **settings: Any) -> Any:
-    """A new projection is due in each third step. ``eps`` is above what rounding leaves."""
+    """Optimizer that recomputes its projection every third step; ``eps`` is above rounding errors."""
     keys: dict[str, Any] = {
         "lr": LR,
         "weight_decay": WEIGHT_DECAY,
@@ -186,7 +186,7 @@ def test_first_gradients_whose_squares_overflow_take_no_step(
         assert float(state["step"]) == number + 1
     assert len(warnings_of(caplog)) == 1
     assert MESSAGE in warnings_of(caplog)[0]
-    # The next gradient gives the projection, though none is due before the fourth step.
+    # The next gradient gives the projection, though none is scheduled before the fourth step.
     start, grad = param.detach().clone(), gaussian(SHAPE, 3)
     step(optimizer, param, grad)
     assert float(optimizer.state[param]["proj_step"]) == 3

@@ -67,7 +67,7 @@ SPHERE = {"weight_norm": "hyperball", "weight_decay": 0.0}
     [
         ({"master_weights": True}, 1e-5),
         (SPHERE, 1e-5),
-        # Codes are rounded at random, by the position of an element in its parameter.
+        # 8-bit values are rounded at random, by the position of an element in its parameter.
         (EIGHT_BIT, 0.05),
         ({**EIGHT_BIT, "master_weights": True}, 0.05),
     ],

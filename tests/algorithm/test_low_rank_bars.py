@@ -1,4 +1,4 @@
-"""How near float32 steps with projected gradients stay to float64 ones."""
+"""Bars on the distance of float32 steps with projected gradients from float64 ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States beside parameters of 16 bits: their types, and moments of 16 bits that follow what they average."""
+"""States of 16-bit parameters: their dtypes, and 16-bit moments that follow what they average."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_second_moments_of_neurons_are_never_of_16_bits(name: str, dtype: torch.
 
 @every_row
 def test_float16_parameters_step_along_small_gradients(name: str) -> None:
-    """Gradients of 1e-4, of which squares are 0 in float16, beside states of float32."""
+    """Gradients of 1e-4, whose squares are 0 in float16, compared with float32 states."""
     grads = [(gaussian((16, 24), 2, step) * 1e-4).half() for step in range(80)]
     taken = []
     for dtype in (F16, F32):

@@ -91,7 +91,7 @@ def test_sums_of_half_precision_numbers_are_not_rounded_to_half_precision(
     name: str, dtype: torch.dtype
 ) -> None:
     grad = equal_rows(6, 256)
-    # 256 + 1/64 is no number of either type.
+    # Neither type can represent 256 + 1/64.
     grad[3, 17] *= 1 + 2.0**-6
     one = Selecting(name, (6, 256), dtype, fraction=0.1)
     assert rows(one.step(grad)) == [3]

@@ -1,4 +1,4 @@
-"""SOAP and SOAP-Muon: rotated problems, first gradients, directions that no gradient tells, bad gradients."""
+"""SOAP and SOAP-Muon: rotated problems, first gradients, directions without gradients, bad gradients."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_first_gradients_that_are_zero_or_not_finite_make_no_basis() -> None:
 
 def test_vectors_take_adams_step_without_the_first_gradient() -> None:
     start, grads = gaussian((7,), 1), [gaussian((7,), 2, step) for step in range(5)]
-    # Epsilon stands beside the root that is not corrected for the start.
+    # Epsilon is 0, as SOAP adds it to the root without bias correction.
     kwargs = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 0.0}
     found, optimizer = trajectory(oxidion.SOAP, start, grads, **kwargs)
     expected, _ = trajectory(oxidion.AdamW, start, grads[1:], **kwargs)

@@ -92,7 +92,7 @@ def test_one_factor_follows_the_equations(shape: tuple[int, ...], limit: int) ->
     steps = 2 * size + 6
     first, optimizer = soap(shape, limit, 1, merge_dims=True)
     state = optimizer.state[first]
-    # The first gradient tells one direction of the basis; the others are drawn.
+    # The first gradient determines one direction of the basis; the others are random.
     q = state["Q_L"].reshape(size, size).clone()
     torch.testing.assert_close(q.T @ q, torch.eye(size).double(), rtol=0, atol=1e-12)
     expected = full_matrix_adam(first.detach().reshape(-1), q, state["L"].reshape(size, size), steps)

@@ -364,7 +364,7 @@ def test_classes_of_users_may_have_a_momentum_of_their_own() -> None:
 
         Args:
             params: of the model.
-            momentum: of which half is taken.
+            momentum: halved before use.
         """
 
         def __init__(self, params: Any, momentum: float = 0.5) -> None:

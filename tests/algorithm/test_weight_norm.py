@@ -258,7 +258,7 @@ def test_decay_is_refused(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.AdEMAMix, oxidion.Lion, oxidion.SOAP])
 def test_vectors_are_free(cls: Any) -> None:
-    """Biases start at zero; those of a layer that holds its weights move as ever."""
+    """Biases start at zero; those of a layer with norm-constrained weights move as usual."""
     found = []
     for weight_norm in ("hyperball", "free"):
         layer = nn.Linear(4, 3)

@@ -154,7 +154,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "GaLoreAdamW": (
         *LOW_RANK,
-        # The norm of a state of codes, which the framework asks for, is none.
+        # The framework takes norms of states, and the norm of a quantized state has no meaning.
         {"rank": 2, "svd": "exact", "block_size": 64, "min_quant_numel": 8192},
         {"rank": 2, "seed": 5},
         {"rank": 2, "svd": "random", "seed": 5},
@@ -206,7 +206,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "APOLLOAdamW": {},
     "APOLLOMini": {},
     "SOAP": {},
-    # What these have no number for: an lr, which the framework writes into groups and multiplies.
+    # These have no default number for lr, which the framework writes into groups and multiplies.
     "Adafactor": {"lr": 0.01, "relative_step": False, "scale_parameter": False},
     "CAME": {"lr": 0.001},
 }

@@ -248,7 +248,7 @@ class TestRegistry(TestCase):
             "triton_post_ortho",
         }
         elsewhere = {"replicate_mesh_grad_sync", "check_grad_sync", "differentiable", "foreach", "init_state"}
-        elsewhere |= {"warmup_init"}  # goes with relative_step, which takes no lr
+        elsewhere |= {"warmup_init"}  # goes with relative_step, which excludes lr
         elsewhere |= {"master_weights"}  # of bfloat16 parameters alone
         uncovered = {"params", "model_options", "strict", *meshes, *kernels, *elsewhere}
         for info in OPTIM_DB:

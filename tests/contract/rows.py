@@ -1,4 +1,4 @@
-"""The rows of the table: one for each class, those with norms or factored moments apart."""
+"""The rows of the table: one for each class; those with norms or factored moments are in ``memory_rows``."""
 
 from __future__ import annotations
 

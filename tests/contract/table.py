@@ -1,7 +1,7 @@
 """The table of all optimizer classes that the contract suite runs over; a new class is one more row.
 
 A row says what the constructor looks like, which state each algorithm keeps, which values are refused and
-which hyper-parameters must be read again at every step. The values are written by hand from the documents; an
+which hyper-parameters must be read again at every step. The values are copied manually from the documents; an
 elementwise class without a row gets one by its schema.
 """
 

@@ -160,7 +160,7 @@ def test_parameters_that_deepspeed_flattened_are_no_matrices(case: Case) -> None
 
 
 def flatten_as_zero(optimizer: Optimizer, ranks: int = 1) -> None:
-    """Puts the first of so many equal parts of a flat copy in the place of each group's parameters."""
+    """Replaces each group's parameters by the first of ``ranks`` equal parts of their flat copy."""
     for group in optimizer.param_groups:
         flat = torch.cat([param.detach().flatten() for param in group["params"]])
         held = flat[: len(flat) // ranks].clone().requires_grad_()

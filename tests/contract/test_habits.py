@@ -72,7 +72,7 @@ def test_gradients_that_are_all_scaled_alike_give_the_same_steps(name: str) -> N
         for weight, optimizer, factor in zip(weights, optimizers, (1.0, 2.0**-12), strict=True):
             weight.grad = grad * factor
             optimizer.step()
-    # What epsilon = 1e-8 is beside a norm of 14 * 2^-12, and roundings of float32.
+    # epsilon = 1e-8 relative to a norm of 14 * 2^-12, and float32 rounding.
     torch.testing.assert_close(*weights, rtol=2e-5, atol=2e-6)
 
 

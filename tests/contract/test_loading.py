@@ -206,16 +206,16 @@ def with_codes(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
         group["min_quant_numel"] = 0
     run_steps(optimizer, model, range(1))
     saved = copy.deepcopy(optimizer.state_dict())
-    coded = [e for e in state_entries(optimizer, saved) if e[1].endswith("_absmax")]
-    if not coded:
+    quantized = [e for e in state_entries(optimizer, saved) if e[1].endswith("_absmax")]
+    if not quantized:
         pytest.skip("no state of the model is large enough")
-    return optimizer, saved, coded
+    return optimizer, saved, quantized
 
 
 @every_case
 def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -> None:
-    optimizer, saved, coded = with_codes(case)
-    at, scales, value, name = coded[0]
+    optimizer, saved, quantized = with_codes(case)
+    at, scales, value, name = quantized[0]
     key = scales.removesuffix("_absmax")
     for change, says in (
         (lambda own: own.pop(scales), f"state '{key}' is uint8 without '{scales}'"),
@@ -237,8 +237,8 @@ def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -
 @every_case
 def test_codes_that_were_copied_as_numbers_are_refused(case: Case) -> None:
     """As torch.distributed.checkpoint does where the optimizer that it fills has states of 32 bits."""
-    _, saved, coded = with_codes(case)
-    for at, scales, _, name in coded:
+    _, saved, quantized = with_codes(case)
+    for at, scales, _, name in quantized:
         changed, key = copy.deepcopy(saved), scales.removesuffix("_absmax")
         own = changed["state"][at]
         del own[scales]
@@ -545,7 +545,7 @@ def test_group_whose_states_cannot_be_made_is_not_added() -> None:
 
 @every_case
 def test_parameter_without_states_is_refused_by_name(case: Case) -> None:
-    """One of a group whose others have states would begin anew; one that is frozen may."""
+    """It would restart while others of its group resume; a frozen one may."""
     model = make_model()
     optimizer = case.cls(case.groups(model), **case.required)
     run_steps(optimizer, model, range(2))

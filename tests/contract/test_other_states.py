@@ -92,7 +92,7 @@ def test_message_names_what_is_there_and_what_is_not() -> None:
 
 
 def test_moments_under_the_names_of_another_class_are_refused() -> None:
-    """Groups of AdamW have other keys in classes for matrices: what cannot be found would start anew."""
+    """Groups of AdamW have other keys in classes for matrices: states that are not found would restart."""
     saved = stepped(oxidion.AdamW, {}).state_dict()
     param = nn.Parameter(torch.zeros(24, 16))
     optimizer = oxidion.Muon([{"params": [param], "algorithm": "adamw"}])

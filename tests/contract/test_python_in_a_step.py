@@ -160,7 +160,7 @@ def test_counter_that_goes_while_a_weight_without_gradient_is_asked(group: dict[
 
 
 class Liar(list[Any]):
-    """Tells a length that it does not have."""
+    """Reports a length that it does not have."""
 
     def __len__(self) -> int:
         return 2**40

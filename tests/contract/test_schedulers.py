@@ -220,7 +220,7 @@ def test_first_beta_stays_adamws_where_vectors_of_the_group_go_to_it() -> None:
 
 
 class FastaiLike:
-    """What fastai's ``OptimWrapper`` does to hyper-parameters: tuples fall apart, ``betas[0]`` is ``mom``."""
+    """Mimics fastai's ``OptimWrapper``: tuples of hyper-parameters are split, ``betas[0]`` is ``mom``."""
 
     NAMES = MappingProxyType({"momentum": "mom", "betas__0": "mom", "weight_decay": "wd"})
 

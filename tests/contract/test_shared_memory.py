@@ -1,4 +1,4 @@
-"""Parameters that share memory: what a step writes must be apart, what it reads need not."""
+"""Parameters that share memory: what a step writes must not alias, what it reads may."""
 
 from collections.abc import Callable
 from typing import Any

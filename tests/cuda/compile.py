@@ -39,8 +39,8 @@ ARCHITECTURES = {
     "sums.cu": EVERYWHERE,
     "copies.cu": EVERYWHERE,
     "messages.cu": EVERYWHERE,
-    "coded.cu": EVERYWHERE,
-    "coded_sums.cu": EVERYWHERE,
+    "quantized.cu": EVERYWHERE,
+    "quantized_sums.cu": EVERYWHERE,
     "select.cu": EVERYWHERE,
     "totals.cu": EVERYWHERE,
     "factors.cu": EVERYWHERE,
@@ -53,7 +53,7 @@ MAJOR = 12
 """Of the compilers of wheels: drivers of this major version of CUDA and newer ones take what they make."""
 UNQUALIFIED_ARRIVE = "OXIDION_UNQUALIFIED_ARRIVE"
 """Macro of ``hopper.cuh``: blocks of a cluster release stages to each other without a fence of the device."""
-FORMED = ("coded.cu", "coded_sums.cu")
+FORMED = ("quantized.cu", "quantized_sums.cu")
 """What is loaded for 8-bit states and stochastic rounding only."""
 
 
@@ -258,7 +258,7 @@ def _spilled_bytes(log: str) -> dict[str, int]:
 def compiled(
     source: str, architecture: str, library: ctypes.CDLL | None = None, macros: tuple[str, ...] = ()
 ) -> Cubin:
-    """Compiles one file of ``src/kernels/cuda/src`` and takes its cubin apart."""
+    """Compiles one file of ``src/kernels/cuda/src`` and disassembles its cubin."""
     start = time.perf_counter()
     code, log = machine_code(source, architecture, library, macros)
     seconds = time.perf_counter() - start

@@ -52,9 +52,9 @@ def _large(algorithm: str) -> Case:
 CASES: dict[str, tuple[Case, ...]] = {
     algorithm: (*cases_of(algorithm), _large(algorithm)) for algorithm in ALGORITHMS
 }
-CODED: dict[str, Case] = {
+QUANTIZED: dict[str, Case] = {
     algorithm: Case(
-        f"{algorithm}-coded",
+        f"{algorithm}-quantized",
         cases_of(algorithm)[0].cls,
         algorithm,
         {**cases_of(algorithm)[0].kwargs, **({"beta1": 0.9} if algorithm == "adafactor" else {})},
@@ -141,8 +141,8 @@ def main(algorithm: str, file: str) -> None:
         for case in CASES[algorithm]
         for dtype in (torch.float64, torch.float32, torch.bfloat16)
     }
-    coded = CODED[algorithm]
-    found[label(coded, torch.float32)] = outcome(coded, torch.float32, "cpu", state_bits=8)
+    quantized = QUANTIZED[algorithm]
+    found[label(quantized, torch.float32)] = outcome(quantized, torch.float32, "cpu", state_bits=8)
     torch.save({name: (o.before, o.after, o.states) for name, o in found.items()}, file)
 
 

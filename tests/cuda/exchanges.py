@@ -1,4 +1,4 @@
-"""Launches of the kernels that put messages together and take them apart."""
+"""Launches of the kernels that pack and unpack messages."""
 
 from __future__ import annotations
 

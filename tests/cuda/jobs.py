@@ -87,7 +87,7 @@ def table(
 
 @dataclass(frozen=True)
 class Pass:
-    """What an operation is told, and what it does to float64 operands: scalars, factors by value and live.
+    """Arguments of an operation (scalars, factors by value and live), and its effect on float64 operands.
 
     ``factor_too``: the first factor is proportional to the learning rate.
     """

@@ -66,7 +66,7 @@ def read_back(text: str) -> Cubin:
 def compiled(
     source: str, architecture: str, library: ctypes.CDLL | None = None, macros: tuple[str, ...] = ()
 ) -> Cubin:
-    """A file of ``src/kernels/cuda/src`` compiled and taken apart, now or in an earlier run."""
+    """A file of ``src/kernels/cuda/src`` compiled and disassembled, now or in an earlier run."""
 
     def make(file: Path) -> None:
         file.write_text(written(compiler.compiled(source, architecture, library, macros)))

@@ -89,7 +89,7 @@ def type_of(x: Tensor) -> int:
 
 
 def blocks_of(lines: int, length: int) -> int:
-    """Blocks for so many lines of this length."""
+    """Number of blocks for ``lines`` lines of this length."""
     return -(-lines // (LINES_OF_A_TEAM * (1 if length >= LONG else THREADS // WARP)))
 
 

@@ -53,7 +53,7 @@ class Status:
 
     @classmethod
     def empty(cls, batch: int) -> Status:
-        """Outcomes that nobody has written: no panel is like that."""
+        """Unwritten outcomes: -1, which no panel has."""
         return cls(torch.full((batch, 2), -1, dtype=torch.int32))
 
     @property

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 UNWRITTEN = ("empty", "new_empty")
-"""Beginnings of the names of operations whose result nobody has to fill."""
+"""Names, also with suffixes, of operations whose result is uninitialized."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _written(work: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> d
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what torch does; whoever reads a value of the device, or draws a random number, is refused."""
+    """Records torch's operations; refuses those that read a value of the device or draw a random number."""
 
     def __init__(self, launches: Callable[[], int]) -> None:
         super().__init__()

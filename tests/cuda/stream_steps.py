@@ -50,7 +50,7 @@ class Counts:
         self.clear()
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Restarts the counts."""
         self._before = self._now()
 
     def _now(self) -> dict[int, int]:

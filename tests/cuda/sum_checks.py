@@ -22,7 +22,7 @@ ONCE = 2.0**-24 * (1 + 1e-6)
 
 @dataclass(frozen=True)
 class Kernels:
-    """What adds up, of which one source may be another than the package's."""
+    """Kernels that compute sums; one source may differ from the package's."""
 
     sums: Emulated
     totals: Emulated
@@ -138,7 +138,7 @@ def check_stacks(pass_: Emulated, totals: Emulated) -> None:
 
 
 def check_lamb_factors(factors: Emulated) -> None:
-    """Factors of more jobs than a block has threads; a norm that is no number has to show."""
+    """Factors of more jobs than a block has threads; a NaN norm propagates."""
     torch.manual_seed(5)
     count = THREADS + 44
     norms = torch.rand(count, 2, dtype=F64) + 0.1

@@ -102,7 +102,7 @@ def row_stride(cols: int, *, odd: bool) -> int:
 
 
 def arrays(problem: Problem) -> Arrays:
-    """Random matrices; the strict upper triangle of every addend is NaN, since nobody may read it."""
+    """Random matrices; the strict upper triangle of every addend is NaN, since no kernel may read it."""
     generator = torch.Generator().manual_seed(problem.size * 1000 + problem.depth)
 
     def random(rows: int, cols: int, *, lower: bool = False) -> Guarded:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 class Told:
-    """An optimizer of a peer that keeps what it was told."""
+    """An optimizer of a peer that records its arguments."""
 
     def __init__(self, inner: Any, **settings: Any) -> None:
         self.inner, self.settings = inner, settings
@@ -30,7 +30,7 @@ class Told:
 
 @pytest.fixture
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ``dion`` whose optimizers keep what they are told."""
+    """A ``dion`` whose optimizers record their arguments."""
     package, graph = ModuleType("dion"), ModuleType("dion.cuda_graph")
     for name in ("Muon", "NorMuon", "Dion", "Dion2", "NorDion2"):
         setattr(package, name, type(name, (Told,), {}))

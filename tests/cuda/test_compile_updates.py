@@ -15,7 +15,7 @@ AHEAD = 2  # vectors that a thread has under way
 
 
 @pytest.mark.parametrize(
-    "source", ["updates.cu", "sums.cu", "totals.cu", "factors.cu", "rows.cu", "means.cu", "coded.cu"]
+    "source", ["updates.cu", "sums.cu", "totals.cu", "factors.cu", "rows.cu", "means.cu", "quantized.cu"]
 )
 def test_every_kernel_is_emulated_too(source: str) -> None:
     assert set(compiled(source, "sm_90a").kernels) == set(KERNELS[source])
@@ -32,7 +32,7 @@ def test_float32_moves_in_chunks_of_16_bytes(operation: str, architecture: str) 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES["updates.cu"])
 def test_all_vectors_are_loaded_before_one_is_converted(architecture: str) -> None:
-    """An operand has a load of 16 bytes and one of 8, of which its type predicates one off."""
+    """An operand has a load of 16 bytes and one of 8; its type predicates one of them off."""
     listed = listing(compiled("updates.cu", architecture).code)
     for operation in names("elementwise"):
         under_way = AHEAD * sum(OPERATIONS[operation].reads)

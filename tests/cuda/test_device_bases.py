@@ -23,7 +23,7 @@ SVDS = ("gram", "exact", "random")
 
 
 def made(**settings: Any) -> tuple[torch.nn.Parameter, Any]:
-    """A matrix whose projection is due in every step, with two gradients of which one was taken."""
+    """A matrix with a new projection in every step, after one step and with the gradient of the next."""
     param = torch.nn.Parameter(gaussian((70, 60), 1).float().to(DEVICE))
     optimizer = oxidion.GaLoreAdamW([param], rank=4, update_proj_gap=1, state_bits=32, **settings)
     param.grad = gaussian((70, 60), 2).float().to(DEVICE)

@@ -27,8 +27,8 @@ from support.cases import BASIS_ALGORITHMS, EMULATED, LOW_RANK_ALGORITHMS, MATRI
 from .device_steps import (
     ALGORITHMS,
     CASES,
-    CODED,
     DEVICE,
+    QUANTIZED,
     Outcome,
     gradients_of,
     label,
@@ -111,7 +111,7 @@ def test_bfloat16_parameters_are_those_of_the_cpu_but_for_few_roundings(
 
 @every_algorithm
 def test_codes_of_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorithm: str) -> None:
-    case, coded = CODED[algorithm], 0
+    case, quantized = QUANTIZED[algorithm], 0
     theirs = on_cpu(algorithm)[label(case, torch.float32)]
     ours = outcome(case, torch.float32, DEVICE, state_bits=8)
     for expected, found in zip(theirs.states, ours.states, strict=True):
@@ -119,7 +119,7 @@ def test_codes_of_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorith
         for key, codes in expected.items():
             if codes.dtype != torch.uint8:
                 continue
-            coded += 1
+            quantized += 1
             scales, own = expected[f"{key}_absmax"], found[f"{key}_absmax"]
             if algorithm in EXACT_CODES:
                 assert torch.equal(found[key], codes), key
@@ -129,7 +129,7 @@ def test_codes_of_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorith
                 assert int(apart.max()) <= 1, key
                 assert float((apart > 0).double().mean()) <= 2e-3, key
                 torch.testing.assert_close(own, scales, rtol=1e-5, atol=0)
-    assert coded >= len(case.shapes)
+    assert quantized >= len(case.shapes)
 
 
 @pytest.mark.parametrize("orth_dtype", ["bfloat16", "float16"])
@@ -164,7 +164,7 @@ class _Reading(TorchDispatchMode):
 
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whoever waits for the device fails."""
+    """Raises an error where the host waits for the device."""
     if EMULATED:
         with _Reading():
             yield

@@ -1,4 +1,4 @@
-"""Steps on a device beside the naive reference, which is on the CPU.
+"""Compares steps on a device with the naive reference on the CPU.
 
 Like ``test_device_cases.py`` also run on the emulated device.
 """

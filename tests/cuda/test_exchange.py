@@ -1,4 +1,4 @@
-"""What ranks send each other, put together and taken apart by kernels on the host emulator."""
+"""Messages between ranks, packed and unpacked by kernels on the host emulator."""
 
 from __future__ import annotations
 

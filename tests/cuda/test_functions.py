@@ -154,7 +154,7 @@ def test_step_of_muon_is_that_of_the_reference() -> None:
 
 @pytest.mark.skipif(not BY_LIBTORCH, reason="kernels are launched without libtorch")
 def test_libtorch_computes_there() -> None:
-    """As on a device: on the CPU codes are made without it."""
+    """As on a device: on the CPU, values are quantized without libtorch."""
     x = there(gaussian((64, 64), 5), torch.float32)
     operations = []
     for argument in (x, x.cpu().numpy()):
@@ -167,5 +167,5 @@ def test_libtorch_computes_there() -> None:
 @pytest.mark.skipif(EMULATED, reason="memory of the host is all that there is")
 def test_codes_and_scales_on_two_devices_are_refused() -> None:
     codes, absmax = functional.quantize_blockwise(there(gaussian((8, 8), 1)))
-    with pytest.raises(ValueError, match="codes and absmax must be on one device"):
+    with pytest.raises(ValueError, match="quantized and absmax must be on one device"):
         functional.dequantize_blockwise(codes, absmax.cpu())

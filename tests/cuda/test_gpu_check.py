@@ -204,7 +204,7 @@ def test_bits_that_differ_are_told_apart(
 ) -> None:
     results = {"compare": list(by_kernels), "libtorch": list(by_libtorch)}
     monkeypatch.setattr(parts, "work_of", lambda _name, _device, by: values(results[by].pop(0)))
-    _, found = parts.compared("coded.cu AdamW", torch.device("cpu"), "compare")
+    _, found = parts.compared("quantized.cu AdamW", torch.device("cpu"), "compare")
     assert reason in found
     assert bool(found) == bool(reason)
     assert results == {"compare": [], "libtorch": []}

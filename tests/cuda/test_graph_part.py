@@ -58,7 +58,7 @@ def test_replays_have_the_updates_of_plain_steps(environment: dict[str, str], na
     assert figures["graph_ms"] > 0
     assert figures["plain_ms"] > 0
     assert figures["ratio"] > 0
-    # Five steps that are compared, and one that is timed; by hand another five.
+    # Five steps that are compared, and one that is timed; a handwritten capture adds five.
     by_hand = [graphs.REPLAYS] if name in graphs.CAPTURABLE else []
     assert found["replays"] == [graphs.REPLAYS + 1, *by_hand]
     assert figures.get("by_hand_off", 0.0) == 0.0

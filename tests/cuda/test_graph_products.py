@@ -213,7 +213,7 @@ def test_staggered_bases_are_computed_beside_the_graph(environment: dict[str, st
 
 
 def test_replays_that_are_not_told_anew_have_other_numbers(environment: dict[str, str]) -> None:
-    """What the tests above compare changes with what a replay is told."""
+    """The comparisons of the tests above notice a replay with the arguments of an earlier step."""
     run(
         environment,
         CAPTURED,

@@ -1,4 +1,4 @@
-"""Machine code that the package has compiled is kept for all processes, and made anew where it must be."""
+"""Machine code that the package has compiled is cached for all processes, and recompiled where necessary."""
 
 from __future__ import annotations
 

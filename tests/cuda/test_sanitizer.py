@@ -111,7 +111,7 @@ STEPPED = "\n".join(f"stepped {name}" for name in ALGORITHMS)
 def test_outcome_is_what_the_tool_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, outcome: str
 ) -> None:
-    """With a program in its place."""
+    """With a stub program instead of the tool."""
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path / 'told'}\ncat <<'END'\n{said}\nEND\nexit {code}\n")
     tool.chmod(0o755)

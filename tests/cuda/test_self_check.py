@@ -67,7 +67,7 @@ with warnings.catch_warnings(record=True) as caught:
         param.grad = torch.randn(20, 12)
         optimizer.step()
 print(json.dumps(dict(
-    states=self_check.told(torch.device("cpu")),
+    states=self_check.states(torch.device("cpu")),
     warned=[str(w.message) for w in caught],
     heard=heard,
     param=param.detach().double().flatten().tolist(),
@@ -164,7 +164,7 @@ def test_sources_are_checked_once_and_their_verdicts_kept(
     again = emulation.step()
     assert sum("checking 1 CUDA sources" in text for text in again["heard"]) == 1
     assert emulation.records()["factors.cu"]["result"] == "pass"
-    # A verdict stands until somebody asks anew.
+    # A verdict is valid until a user requests another check.
     (kept,) = emulation.cache.glob("check-factors-*.json")
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "result": "fail", "reason": "planted"}))
     told = emulation.step()
@@ -245,13 +245,13 @@ def test_without_a_check_or_where_there_can_be_none_kernels_are_used(emulation: 
 def test_products_by_warpgroups_are_not_used_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[tuple[str, str, int]] = []
     monkeypatch.setattr(self_check, "turn_source_off", lambda *told: turned.append(told))
-    monkeypatch.setattr(self_check, "_settled", set())
+    monkeypatch.setattr(self_check, "_applied", set())
     facts = self_check.Facts("a GPU", "9.0", 132, "12.4")
     unknown = Verdict("unknown", "no child")
     with pytest.warns(
         UserWarning, match=r"symmetric_wgmma.cu is not used on a GPU .* symmetric_mma.cu computes"
     ):
-        self_check._settle(0, facts, {"symmetric_wgmma.cu": unknown, "updates.cu": unknown})
+        self_check._apply_verdicts(0, facts, {"symmetric_wgmma.cu": unknown, "updates.cu": unknown})
     assert turned == [("symmetric_wgmma.cu", "no child", 0)]
 
 
@@ -473,7 +473,7 @@ def test_warm_up_calls_each_library_function_of_the_core() -> None:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Verdict, int]]:
-    """A process that judges one source, of which the check ends as it is told; and how often it checked."""
+    """A process that judges one source, whose check has a given result; and how often it checked."""
     monkeypatch.setenv("OXIDION_CACHE", str(tmp_path / "cache"))
     facts = self_check.Facts("a GPU", "9.0", 132, "12.4")
 
@@ -583,10 +583,10 @@ def test_ranks_have_off_what_any_of_them_has(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_union_reaches_every_rank_of_two_axes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks on a mesh of two by two, of which one has a source off; each goes over its two axes."""
+    """Four ranks on a mesh of two by two, one with a source off; each reduces over its two axes."""
     values = {rank: [int(rank == 3)] for rank in range(4)}
     axes = {rank: [(2 * (rank // 2), 2 * (rank // 2) + 1), (rank % 2, rank % 2 + 2)] for rank in range(4)}
-    # Ranks one after the other, until nothing changes: what is heard is what the others had.
+    # Ranks one after the other, until nothing changes: each receives what the others had.
     heard: dict[int, list[int]] = {}
 
     def largest_of(numbers: list[int], group: Any) -> list[int]:
@@ -622,7 +622,7 @@ for step in range(3):
     torch.manual_seed(1 + step + 10 * rank)
     param.grad = torch.randn(40, 24)
     optimizer.step()
-print(json.dumps([self_check.told(torch.device("cpu")), param.detach().flatten().tolist()]))
+print(json.dumps([self_check.states(torch.device("cpu")), param.detach().flatten().tolist()]))
 dist.destroy_process_group()
 """
 
@@ -676,13 +676,13 @@ CLASSES: dict[str, list[dict[str, Any]]] = {
 
 NEVER = {
     "release": "Dion2 chooses slices by kernels of their own",
-    "lamb_norms_coded_": "where anything is coded, sums alone are made",
-    "lamb_along_coded_": "by a gradient norm of parameters that are cut",
-    "momentum_alone_coded_": "Dion2 keeps a coded momentum in a buffer first",
-    "decay_coded_": "what is rounded at random is decayed and stepped in one pass",
-    "release_coded_": "as without codes",
+    "lamb_norms_quantized_": "where anything is quantized, sums alone are made",
+    "lamb_along_quantized_": "by a gradient norm of parameters that are cut",
+    "momentum_alone_quantized_": "Dion2 keeps a quantized momentum in a buffer first",
+    "decay_quantized_": "what is rounded at random is decayed and stepped in one pass",
+    "release_quantized_": "as without codes",
 }
-"""Declared kernels, and coded forms of them, that no step of one device launches, and why."""
+"""Declared kernels, and quantized forms of them, that no step of one device launches, and why."""
 
 
 @needs_nvrtc
@@ -701,7 +701,7 @@ def test_every_declared_kernel_is_compared(environment: Environment) -> None:
                 vectors = [(5000,)] * (len(setting.shapes[-1]) == 1)
                 parts.moved(replace(setting, shapes=(*parts.SMALL, *vectors)), torch.device("cpu"), "kernels")
         names = [k["name"] for k in device_kernels()]
-        names += [k["name"] + "_coded_" for k in device_kernels() if k["encoded"]]
+        names += [k["name"] + "_quantized_" for k in device_kernels() if k["encoded"]]
         launched = lambda name: driver.emulator_launches_of(name.encode())
         def own(name):
             # Launches of kernels whose names are longer do not count.
@@ -728,8 +728,8 @@ from oxidion._cuda import device
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 device.prepare(emulated=True)
 torch.set_num_threads(1)
-rounded, coded = dict(stochastic_rounding=True), dict(state_bits=8)
-kinds = (dict(), torch.float32), (rounded, torch.bfloat16), (coded, torch.float32)
+rounded, quantized = dict(stochastic_rounding=True), dict(state_bits=8)
+kinds = (dict(), torch.float32), (rounded, torch.bfloat16), (quantized, torch.float32)
 for keys in KEYS:
     for more, dtype in kinds:
         if NAME == "Dion" and more.get("state_bits"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from . import test_coded_sums as coded
+from . import test_quantized_sums as quantized
 from .compile import texts
 from .emulator.library import Edit, Emulated, KernelFault
 from .sum_checks import (
@@ -30,7 +30,7 @@ KERNELS = {
     "totals.cu": ["add_pieces", "add_numbers", "add_strips_few", "add_tiles_few"],
     "factors.cu": ["lamb_factors", "update_factors"],
     "means.cu": ["means_few", "squares_few"],
-    "coded_sums.cu": ["lamb_norms_coded_many", "lamb_norms_only_coded_many"],
+    "quantized_sums.cu": ["lamb_norms_quantized_many", "lamb_norms_only_quantized_many"],
 }
 
 SQUARES = """struct SumOfSquares {
@@ -196,34 +196,34 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "const double t7 = job.factor[1];\n        const bool t13 = false;",
         ),
     },
-    "coded_sums.cu": {
+    "quantized_sums.cu": {
         "a block of another size is summed": (
-            "coded_sums.cu",
-            "leave_sums<CODED_WARPS>",
+            "quantized_sums.cu",
+            "leave_sums<QUANTIZED_WARPS>",
             "leave_sums<WARPS>",
         ),
         "half of the warps are summed": (
-            "coded_sums.cu",
-            "leave_sums<CODED_WARPS>",
-            "leave_sums<CODED_WARPS / 2>",
+            "quantized_sums.cu",
+            "leave_sums<QUANTIZED_WARPS>",
+            "leave_sums<QUANTIZED_WARPS / 2>",
         ),
         "pieces overlap": (
-            "coded_sums.cu",
+            "quantized_sums.cu",
             "piece_of(what.jobs, number, piece) * job.share",
             "piece_of(what.jobs, number, piece) * (job.share - 1)",
         ),
         "a block leaves its sums where another job's first piece is": (
-            "coded_sums.cu",
+            "quantized_sums.cu",
             "(op, what.partial, piece);",
             "(op, what.partial, piece_of(what.jobs, number, piece));",
         ),
         "a warp ends with the first blocks that all of it has": (
-            "coded.cuh",
+            "quantized.cuh",
             "if (first + done >= job.blocks) break;",
             "if (first + done + together > job.blocks) break;",
         ),
         "rows of blocks follow each other without the short one": (
-            "coded.cuh",
+            "quantized.cuh",
             "start = row * job.width + col",
             "start = static_cast<long long>(row) * job.in_row * job.block + col",
         ),
@@ -262,8 +262,8 @@ def checks(source: str, kernels: Emulated, sound: dict[str, Emulated]) -> None:
         check_means(kernels, "squares")
     else:
         for kinds in ("ggmv", "xggg"):
-            coded.test_sums_equal_those_of_the_numbers(kernels, kinds, "many")
-        coded.test_sums_of_any_number_of_threads_to_a_block_are_close(kernels)
+            quantized.test_sums_equal_those_of_the_numbers(kernels, kinds, "many")
+        quantized.test_sums_of_any_number_of_threads_to_a_block_are_close(kernels)
 
 
 @pytest.mark.parametrize("source", KERNELS)

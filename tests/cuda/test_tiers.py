@@ -48,7 +48,7 @@ states = {name: state for name, state, *_ in _oxidion.source_states(0)}
 print(json.dumps([found, states]))
 """
 NAMES = [
-    *("updates.cu", "symmetric_mma.cu", "coded.cu", "coded_sums.cu", "gram.cu", "cholesky.cu"),
+    *("updates.cu", "symmetric_mma.cu", "quantized.cu", "quantized_sums.cu", "gram.cu", "cholesky.cu"),
     *("copies.cu", "messages.cu", "select.cu", "sums.cu", "totals.cu"),
     *("factors.cu", "rows.cu", "means.cu", "normals.cu"),
 ]

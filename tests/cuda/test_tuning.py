@@ -116,13 +116,13 @@ def test_products_are_timed_once_and_the_faster_way_is_taken(
         file.write_text(json.dumps({**kept, "ratios": [ratio] * len(classes)}))
         told = process.step()
         assert (process.timed(told), told["launches"]) == (0, launches), ratio
-    # A class that nobody has timed goes by the rule: they are enough tiles for four multiprocessors.
+    # An untimed class follows the rule: it has enough tiles for four multiprocessors.
     file.write_text(json.dumps({**kept, "ratios": [None] * len(classes)}))
     assert process.step()["launches"] == ITERATIONS
     # With products added or not, by itself: one in two adds.
     file.write_text(json.dumps({**kept, "ratios": [2.0 if adds else 0.5 for *_, adds in classes]}))
     assert process.step()["launches"] == ITERATIONS // 2
-    # A record of other classes does not count, and what is timed anew is kept.
+    # A record of other classes does not count, and the new timing is kept.
     file.write_text(json.dumps({**kept, "ratios": [2.0]}))
     assert process.timed(process.step()) == 1
     assert len(process.record()[1]["ratios"]) == len(classes)

@@ -58,8 +58,8 @@ def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before
     for operands, old in zip(runs, before, strict=True):
         expected = [x.double() for x in old]
         case.compute(expected)
-        # Arithmetic rounds in float32 unless an operand is float64, what is stored once more in its type. A
-        # difference is small beside its terms, which are of size 1.
+        # Arithmetic rounds in float32 unless an operand is float64, and stored values again in their type. A
+        # difference is small compared with its terms, which are of size 1.
         arithmetic = ROUNDOFF[F64 if any(x.dtype == F64 for x, _ in operands) else F32]
         for n, ((x, whole), want) in enumerate(zip(operands, expected, strict=True)):
             bound = ROUNDOFF[x.dtype] * want.abs() * 1.01 + 64 * arithmetic + 1e-7 * (x.dtype == F16)
@@ -75,7 +75,7 @@ def launch(
 ) -> None:
     scalars, (first, second) = list(case.scalars), case.factors
     rate = torch.tensor(0.25, dtype=(F16, BF16, F32, F64)[len(name) % 4]) if live else None
-    if rate is not None:  # a step at a rate that the kernel reads: what it is told is for each unit of it
+    if rate is not None:  # a step at a rate that the kernel reads: its arguments are per unit of the rate
         for scalar in case.per_rate:
             scalars[scalar] /= 0.25
         first /= 0.25 if case.factor_too else 1.0

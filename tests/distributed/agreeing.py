@@ -253,7 +253,7 @@ def elementwise_that_differ(kind: str) -> list[tuple[str, str]]:
 
 
 def different_settings(kind: str) -> tuple[str, str]:
-    """Ranks whose plans differ in what no shape tells."""
+    """Ranks whose plans differ in settings that no shape shows."""
     rank = dist.get_rank()
     mesh = mesh_of({"fs": dist.get_world_size()})
     params = [nn.Parameter(placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"])) for _ in range(4)]

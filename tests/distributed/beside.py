@@ -1,4 +1,4 @@
-"""Steps of all ranks of a simulated mesh beside those of one process."""
+"""Steps of all ranks of a simulated mesh, compared with those of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.sim_mesh import SimMesh, cut, layouts_for
 from .comparison import on_grid
 
 Looks = Callable[[int, Any, list[nn.Parameter]], None]
-"""What is told of one process after each step: its number, the optimizer, its parameters."""
+"""Callback after each step of the one process: step number, optimizer, parameters."""
 
 
 def normal(shapes: Sequence[Shape], steps: int, *seed: int) -> list[list[Tensor]]:

@@ -40,7 +40,7 @@ def rows() -> dict[str, slice]:
 
 
 def wanted(most: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight and bias after the clip in one process, by hand."""
+    """The weight and bias after the clip in one process, computed manually."""
     weight, bias = fused()
     gamma = torch.where(most > 2.0, 2.0 / most, 1.0)
     keys = gamma.view(KEY_HEADS, -1).amin(1).sqrt()

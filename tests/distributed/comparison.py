@@ -1,4 +1,4 @@
-"""A case on a simulated mesh beside the float64 reference of one process."""
+"""A case on a simulated mesh, compared with the float64 reference of one process."""
 
 from __future__ import annotations
 

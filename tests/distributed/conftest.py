@@ -1,4 +1,4 @@
-"""Groups of gloo processes that stay up for all tests of a run."""
+"""Groups of gloo processes that are kept alive for all tests of a run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _mesh(axes: tuple[tuple[str, int], ...], kind: str) -> DeviceMesh:
 
 
 def mesh_of(axes: dict[str, int], kind: str | None = None) -> DeviceMesh:
-    """A mesh over all ranks, the same one for all jobs: the threads of its process groups stay.
+    """A mesh over all ranks, reused by all jobs to keep the threads of its process groups.
 
     Args:
         axes: sizes by name.
@@ -59,8 +59,8 @@ def mesh_of(axes: dict[str, int], kind: str | None = None) -> DeviceMesh:
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
     """A DTensor with the placements of a layout."""
-    # Also as fully_shard cuts what tensor parallelism has cut. torch itself distributes no such tensors, and
-    # up to 2.9 none of which a rank has nothing.
+    # Also shards as fully_shard does after tensor parallelism. torch itself does not distribute such tensors,
+    # nor up to 2.9 those with an empty shard.
     axes = {d: mesh.size(i) for i, d in enumerate(dims)}
     own = {d: layout[d] for d in dims}
     part = cut(tensor, spans(tensor.shape, own, axes, {d: mesh.get_local_rank(d) for d in dims}))
@@ -80,7 +80,7 @@ def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -
 def steps_on_a_layout(
     case_name: str, setting_name: str, dtype: torch.dtype, named: bool, kind: str | None = None
 ) -> float:
-    """Steps on DTensors beside steps of one process on the same gradients; the largest relative error."""
+    """Largest relative error of steps on DTensors against steps of one process on the same gradients."""
     case, setting = case_named(case_name), setting_named(setting_name)
     mesh = mesh_of(setting.axes, kind)
     full = [p.detach() for p in case.parameters(dtype)]

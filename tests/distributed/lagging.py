@@ -1,4 +1,4 @@
-"""What ranks do in the tests of comparisons that nobody waits for, and of how many collectives one takes."""
+"""Jobs of the ranks in tests of deferred comparisons, and of the number of collectives of a comparison."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PLACED = {1: [Shard(0)], 2: [Shard(0), Shard(1)], 3: [Replicate(), Shard(0), Sha
 
 
 def late(on: bool) -> contextlib.AbstractContextManager[Any]:
-    """Ranks compare as with NCCL alone: nobody waits for what comes out."""
+    """Makes ranks compare as with NCCL alone: no rank waits for the result."""
     return mock.patch.object(collectives, "run_ahead", return_value=True) if on else contextlib.nullcontext()
 
 
 class Refusing(runner.Direct):
-    """A runner that takes no step, though it could begin."""
+    """A runner that refuses a step that could begin."""
 
     def prepare(self, session: Any) -> None:
         """Refuses."""
@@ -111,7 +111,7 @@ class Training:
 
 
 def differing(kind: str, axes: dict[str, int], is_late: bool, then: str, **keys: Any) -> dict[str, Any]:
-    """Three steps, of which the last rank takes the third otherwise, and what comes after it."""
+    """Three steps, the third one different on the last rank, and what comes after it."""
     run = Training(axes, **keys)
     with late(is_late):
         run.steps(1, 2)
@@ -148,7 +148,7 @@ def differing(kind: str, axes: dict[str, int], is_late: bool, then: str, **keys:
 
 
 def alike(axes: dict[str, int], name: str) -> bool:
-    """Steps for which nobody waits end where others do."""
+    """Whether steps with deferred comparisons end where others do."""
     ends = []
     for is_late in (False, True):
         run = Training(axes, name)
@@ -207,7 +207,7 @@ def on_overlapping_groups(is_late: bool) -> tuple[str, str, bool]:
 
 
 def in_a_ring(is_late: bool) -> list[tuple[str, str]]:
-    """Four ranks, of which each shares a matrix with the one before and with the one after it: no grid."""
+    """Four ranks that each share a matrix with the previous and with the next one: no grid."""
     me, params = dist.get_rank(), {}
     for edge in ((0, 1), (2, 3), (1, 2), (0, 3)):
         group = dist.new_group(list(edge))
@@ -232,7 +232,7 @@ class Device:
 
     Attributes:
         log: what was asked for, in order.
-        slow: whether an event is not over before somebody waits for it.
+        slow: whether an event is over only after a caller has waited for it.
     """
 
     def __init__(self) -> None:
@@ -372,7 +372,7 @@ def refused_everywhere(axes: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def waited_for(name: str) -> tuple[list[bool], str, str]:
-    """Steps of which some have collectives that others have not; the last rank thinks it is one ahead."""
+    """Steps, some with collectives that others lack; the last rank assumes that it is one ahead."""
     run = Training({"fs": 2}, name, rank=4)
     with late(True):
         run.steps(1, 2)
@@ -383,6 +383,6 @@ def waited_for(name: str) -> tuple[list[bool], str, str]:
 
 
 def compared(every: int) -> list[int]:
-    """As `compared_steps`, where nobody waits."""
+    """As `compared_steps`, with deferred comparisons."""
     with late(True):
         return compared_steps(every)

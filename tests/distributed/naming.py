@@ -19,7 +19,7 @@ ALIKE = ((24, 12), (24, 12), (12, 20))
 
 
 def one_by_one(name: str, keys: dict[str, Any]) -> float:
-    """Steps of an optimizer for each sharded parameter beside those of one process with one for all.
+    """Compares one optimizer per sharded parameter with one optimizer for all of one process.
 
     Returns:
         The largest difference, relative to the way of the parameter.
@@ -44,7 +44,7 @@ def one_by_one(name: str, keys: dict[str, Any]) -> float:
 
 
 def copies(name: str, keys: dict[str, Any], how: str) -> tuple[float, bool]:
-    """Steps on copies with ``distributed_mesh`` beside those of one process.
+    """Compares steps on replicas with ``distributed_mesh`` with those of one process.
 
     Returns:
         The largest difference, and whether the plan shares the work: whether it has transfers.

@@ -118,7 +118,7 @@ def places_of_states(layout: str, name: str, keys: dict[str, Any]) -> tuple[set[
 
 
 def trained(layout: str, name: str, keys: dict[str, Any]) -> float:
-    """Training of offloaded shards beside one process."""
+    """Training of offloaded shards, compared with one process."""
     network, optimizer = build(layout, name, keys)
     train(network, optimizer, layout, STEPS)
     return jobs.distance(network, name, STEPS, **keys)
@@ -207,7 +207,7 @@ def without_backend(name: str) -> tuple[str, list[str]]:
 
 
 def on_another_device() -> tuple[str, str, bool, list[str]]:
-    """A step of which one rank says that its parameters lie on a device."""
+    """A step in which one rank reports that its parameters are on a device."""
     network, optimizer = build("fsdp", "Muon", {})
     told: list[str] = []
     mine = "cpu" if dist.get_rank() == 0 else "cuda"

@@ -1,4 +1,4 @@
-"""States that lie with the owners of matrices, on real processes."""
+"""Owner-sharded states (ZeRO-1) on real processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "NorMuon": {"owned_states": True, "nesterov": True},
     "Muon codes": {"owned_states": True, "state_bits": 8},
 }
-"""Settings by name: a class, and what is behind it tells settings apart."""
+"""Settings by name: a class, and a word that distinguishes its settings."""
 
 
 def _params(layout: Any) -> list[nn.Parameter]:
@@ -58,7 +58,7 @@ def _optimizer(name: str, params: list[nn.Parameter], layout: Any, **keys: Any) 
 
 
 def settings(name: str) -> dict[str, Any]:
-    """Arguments of an optimizer whose states lie with the owners of matrices."""
+    """Arguments of an optimizer with owner-sharded states."""
     return OWN_KEYS.get(name, KEYS)
 
 
@@ -87,7 +87,7 @@ def _steps(
             if layout is not None:
                 mesh = jobs.mesh_of({"fs": dist.get_world_size()})
                 own = jobs.placed(own, mesh, {"fs": layout}, ["fs"])
-            # The second weight takes no part in the second step.
+            # The second weight is left out of the second step.
             param.grad = None if (at, number) == (1, 1) else own
         optimizer.step()
 
@@ -164,7 +164,7 @@ def elements(name: str, layout: Any, owned: bool) -> tuple[int, int]:
 
 
 def more_parameters() -> None:
-    """Another group: refused while states are with the owners of the plan before, and a way out."""
+    """Another group is refused while states are sharded by the previous plan, and taken after a gather."""
     layout = ("S", 0)
     # One matrix of each shape: the costlier ones of the second group change who owns those of the first.
     first = [_weights((shape,), layout) for shape in ((12, 8), (9, 14))]
@@ -181,7 +181,7 @@ def more_parameters() -> None:
 
 
 def frozen() -> list[float]:
-    """A weight that is frozen, and then is not, beside one process that has everything: distances."""
+    """Distances from one process, which has all states, after a weight is frozen and then unfrozen."""
     layout, pairs = ("S", 0), []
     for owned in (True, False):
         params = _params(layout if owned else None)
@@ -202,7 +202,7 @@ def frozen() -> list[float]:
 
 
 def frozen_without_loading() -> None:
-    """A weight that is frozen between two steps: an error that names the way out, which works."""
+    """A weight that is frozen between two steps: the call that the error names resolves it."""
     params = _params(("S", 0))
     optimizer = _optimizer("SOAP", params, ("S", 0))
     _steps(optimizer, params, ("S", 0), 3)
@@ -262,7 +262,7 @@ def of_other_bits(bits: int) -> bool:
 
 
 def gathered(name: str, how: str) -> bool:
-    """Whether state dicts are whole without a call: by a hook, or as nobody asked for owners."""
+    """Whether state dicts are whole without a call: by a hook, or since ``owned_states`` is off."""
     layout, runs = ("S", 0), []
     keys = {**settings(name), "owned_states": how == "hook"}
     for is_saved in (False, True):
@@ -434,7 +434,7 @@ def late(name: str, layout: Any) -> list[float]:
 
 
 def beside_a_rate_of_none() -> bool:
-    """Whether sums of SOAP go beside a group without a rate."""
+    """Whether SOAP's sums work together with a group without a learning rate."""
     params = _params(("S", 0))
     groups = [{"params": params[:1], "sides": "unsharded"}, {"params": params[1:2], "algorithm": "adafactor"}]
     groups[1] |= {"lr": None, "relative_step": True}
@@ -447,7 +447,7 @@ def beside_a_rate_of_none() -> bool:
 
 
 def replaced(name: str, layout: Any) -> list[bool]:
-    """Whether steps are those of a run in which nobody replaced states, in blocks or whole ones."""
+    """Whether replacing states, in blocks or whole, leaves the steps as they are without replacing."""
     runs, shapes = [], list[list[torch.Size]]()
     for what in ("straight", "in blocks", "whole", "both", "through load_state_dict"):
         params = _params(layout)
@@ -491,7 +491,7 @@ def one_rank_asks_first(layout: Any) -> bool:
 
 
 def damaged(layout: Any) -> bool:
-    """A state of another shape that somebody put there is refused by name, and nothing is lost."""
+    """A state replaced by one of another shape or dtype is refused by name, and nothing is lost."""
     params = _params(layout)
     optimizer = _optimizer("SOAP", params, layout)
     _steps(optimizer, params, layout, 3)

@@ -87,7 +87,7 @@ def options(case: Case) -> set[str]:
 
 
 def traits(setting: Setting) -> set[str]:
-    """How a layout cuts a stack of matrices, by how many ranks and axes, and who is told of them."""
+    """Shards of a stack of matrices on a layout, numbers of ranks and axes, and the named meshes."""
     places = setting.place((3, 6, 4))
     cuts = "+".join(sorted(f"{kind}{dim}" for kind, dim in places.values() if kind != "R"))
     copies = any(kind == "R" for kind, _ in places.values())
@@ -154,4 +154,4 @@ LONGER_CASES = (
 )
 LONGER_ROWS = [(case, setting) for case in LONGER_CASES for setting in WIDE if not too_deep(case, setting)]
 LONGER_CHOSEN = covering(LONGER_ROWS, lambda row: {row[0].name, (kind(row[0].algorithm), row[1].name)})
-"""What is due every few steps and what other states or sums than the defaults' go through, likewise."""
+"""Likewise for work of every few steps, and for states and sums that the defaults lack."""

@@ -60,7 +60,7 @@ def _deviation(ours: Sequence[Tensor], theirs: Sequence[Tensor], starts: Sequenc
 def steps_with_gradients_laid_out_otherwise(
     name: str, settings: dict[str, Any], axes: dict[str, int], param: str, grads: Sequence[str]
 ) -> float:
-    """A step for each of ``grads``, beside one process; the error relative to the way of the steps."""
+    """A step for each of ``grads``, compared with one process; the error relative to the total update."""
     mesh, random = mesh_of(axes), torch.Generator().manual_seed(1)
     new = lambda: torch.randn(8, 12, generator=random, dtype=torch.float64)  # noqa: E731
     starts = [new(), new()]
@@ -87,7 +87,7 @@ def steps_with_gradients_laid_out_otherwise(
 
 
 def sequence_parallel_steps(name: str, settings: dict[str, Any], steps: int) -> float:
-    """A model whose norms are computed along the sequence, beside the same on one process."""
+    """A model with sequence-parallel norms, compared with the same on one process."""
     mesh = mesh_of({"tp": dist.get_world_size()})
 
     class Block(nn.Module):
@@ -151,7 +151,7 @@ def says(case: str) -> str:
 
 
 def planned_sums(count: int) -> tuple[int, str, int]:
-    """Collectives of a step of ``count`` gains whose gradients are sums, the plan, and steps planned anew."""
+    """Collectives of a step of ``count`` gains with partial gradients, the plan, and number of plans made."""
     mesh = mesh_of({"tp": dist.get_world_size()})
     params = [nn.Parameter(distribute_tensor(torch.ones(16), mesh, [Replicate()])) for _ in range(count)]
     optimizer: Any = oxidion.AdamW(params)

@@ -1,4 +1,4 @@
-"""What the ranks do in the table of plugins: wrap a model as a page says, step beside one process."""
+"""Jobs of the ranks in the table of plugins: wrap a model as a page says, compare it with one process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NAMES = {
     "parallelize_module": parallelize_module,
     "torch": torch,
 }
-"""What the lines of the page may name, beside ``model``."""
+"""Names that the lines of the page may use, in addition to ``model``."""
 
 
 class Mixture(nn.Module):
-    """A dense layer beside experts that all see the input."""
+    """A dense layer next to experts that all see the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def run(wrap: str, build: str) -> tuple[float, bool, str]:
-    """Three steps of the wrapped model beside three of one process.
+    """Compares three steps of the wrapped model with three of one process.
 
     Returns:
         The largest distance relative to the way of its parameter, whether every parameter has moved, and the

@@ -37,7 +37,7 @@ def goes_on(
     keys: dict[str, Any],
     other: dict[str, Any] | None = None,
 ) -> tuple[float, dict[str, str]]:
-    """Float64 training that went on elsewhere beside the training that was not interrupted.
+    """Compares float64 training that was resumed elsewhere with uninterrupted training.
 
     Elsewhere, settings may be ``other`` than in the checkpoint.
 

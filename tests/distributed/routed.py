@@ -212,10 +212,10 @@ def train(axes: dict[str, int], routes: Sequence[Route], strided: bool, is_tight
 def goes_on(
     axes: dict[str, int], saved: Route, loaded: Route
 ) -> tuple[float, bool, tuple[str, ...], tuple[str, ...]]:
-    """Training that goes on from a checkpoint on another route beside training that does not stop.
+    """Compares training that is resumed on another route with uninterrupted training.
 
     Returns:
-        Their largest difference, whether states lie and are as they were when they were saved, and the routes
+        Their largest difference, whether states have the layout and values that were saved, and the routes
         of both.
     """
     before, after = Training(axes, saved), Training(axes, loaded)

@@ -220,7 +220,7 @@ def of_the_reference(named: bool) -> list[float]:
     for rows, cols in ((12, 8), (6, 10)):
         weight, grad, momentum = (gaussian((rows, cols), rows, i).float() for i in range(3))
         q = gaussian((rows, 4), rows, 3).float()
-        weight *= 0.01  # its rounding is small beside the update
+        weight *= 0.01  # its rounding is small compared with the update
         param = nn.Parameter(jobs.placed(weight, mesh, shard, ["fs"]))
         keys: dict[str, Any] = {"outer_shard_mesh": mesh} if named else {}
         optimizer = oxidion.Dion([param], rank_fraction=4 / min(rows, cols), **keys)

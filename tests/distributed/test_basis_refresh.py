@@ -1,4 +1,4 @@
-"""Bases that are made anew on any layout: more steps than the longer side of a matrix waits for."""
+"""Bases that are recomputed on any layout: more steps than the longer side of a matrix waits for."""
 
 from __future__ import annotations
 

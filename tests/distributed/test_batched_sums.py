@@ -56,7 +56,7 @@ COUNTS = [
 def test_step_sums_once_for_each_phase_whatever_the_number_of_parameters(
     algorithm: str, setting: Setting, count: int
 ) -> None:
-    # Vectors go along, except under tensor parallelism alone, where they are copies.
+    # Vectors join these sums, except under tensor parallelism alone, where they are replicated.
     shapes = (*MATRICES, (7,), (), (5, 1))
     comparison = Comparison(case(algorithm, shapes), setting, torch.float64, "float64")
     grads = [gaussian(shape, i, 3) for i, shape in enumerate(shapes)]

@@ -1,4 +1,4 @@
-"""Process groups that are destroyed and made anew, with an optimizer that has read the old ones."""
+"""Process groups that are destroyed and recreated, with an optimizer that has read the old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""8-bit states on every layout: codes equal to those of one process, checkpoints between layouts, errors."""
+"""8-bit states on every layout: values equal to those of one process, checkpoints between layouts, errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.inputs import gaussian
 from support.sim_mesh import Layout, R, S, SimMesh, T, cut, spans
 from support.workers import Pool
 
-from . import coded
+from . import quantized
 
 LAYOUTS: list[tuple[dict[str, int], Layout]] = [
     ({"fs": 4}, {"fs": S(0)}),
@@ -36,10 +36,11 @@ CLASSES: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.Muon, {}),
     (oxidion.Dion2, {"selection_scope": "global"}),
 ]
-# Sums over ranks go into what they store. A number at the border of two codes may get either: at most 1.6 %
-# of the largest of its block, 6e-4 of the norm of 5000 numbers of which that is three deviations, and more
-# where GaLore's second moment is small. Measured on 64 meshes: other codes for 2 in a million elements,
-# scales 5e-7, updates 4e-4, 6e-5 and 6e-6 of their norm. With scales 1 % off it would be 2e-3.
+# Their states depend on sums over ranks. A number halfway between two entries may be rounded to either: an
+# error of at most 1.6 % of the largest of its block. That is 6e-4 of the norm of 5000 numbers whose largest
+# is three deviations, and more where GaLore's second moment is small. Measured on 64 meshes: other entries
+# for 2 in a million elements, scales 5e-7, updates 4e-4, 6e-5 and 6e-6 of their norm. With scales 1 % off it
+# would be 2e-3.
 SUMMED: list[tuple[Any, dict[str, Any], float]] = [
     (oxidion.GaLoreAdamW, {"rank": 8, "update_proj_gap": 2}, 1e-3),
     (oxidion.CAME, {"lr": 1e-3}, 3e-4),
@@ -103,10 +104,10 @@ def trained(
     return single, params, mesh
 
 
-def coded_states(
+def quantized_states(
     single: Any, param: Tensor, rank: Any, own: Tensor, parts: list[tuple[int, int]], block: int = 256
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Codes and scales of a shard or an owner, each followed by what they are in one process."""
+    """8-bit values and scales of a shard or an owner, each followed by those of one process."""
     for key, value in single.state[param].items():
         if value.dtype != torch.uint8:
             continue
@@ -138,16 +139,16 @@ def test_codes_of_every_layout_are_those_of_one_process(
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
             if cls in (oxidion.AdamW, oxidion.Lion):
                 assert torch.equal(own, cut(param.detach(), parts))
-            for got, codes, absmax, scales in coded_states(single, param, rank, own, parts):
+            for got, codes, absmax, scales in quantized_states(single, param, rank, own, parts):
                 assert torch.equal(got, codes)
                 assert torch.equal(absmax, scales)
 
 
 def assert_next_to(got: Tensor, wanted: Tensor) -> None:
-    """Codes differ in a thousandth of all at most; numbers differ by rounding.
+    """At most a thousandth of the 8-bit values differ; numbers differ by rounding.
 
-    In the first step they are neighbours. What differs by their distance is stored by entries that lie nearer
-    to each other later on.
+    In the first step differing values are neighbouring entries. Later the same distance may span several
+    entries, which lie nearer to each other.
     """
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     if got.dtype == torch.uint8:
@@ -172,7 +173,7 @@ def test_codes_of_every_layout_are_next_to_those_of_one_process(
         for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
             assert_moved(own, param, index, parts, close)
-            states = list(coded_states(single, param, rank, own, parts))
+            states = list(quantized_states(single, param, rank, own, parts))
             assert len(states) == 1 + galore
             for got, codes, absmax, scales in states:
                 assert_next_to(got, codes)
@@ -192,7 +193,7 @@ def test_codes_of_what_whole_matrices_are_made_of_are_those_of_one_process(
         for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
             assert_moved(own, param, index, parts, close)
-            states = list(coded_states(single, param, rank, own, parts, 64))
+            states = list(quantized_states(single, param, rank, own, parts, 64))
             assert len(states) == wanted or not (cls is oxidion.Muon or states)
             seen |= {index for _ in states}
             for got, codes, absmax, scales in states:
@@ -213,7 +214,7 @@ BY_MATRICES: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("cls", "keys"), BY_MATRICES, ids=named)
-def test_empty_shards_of_coded_states_and_rounded_parameters_take_part(
+def test_empty_shards_of_quantized_states_and_rounded_parameters_take_part(
     cls: Any, keys: dict[str, Any]
 ) -> None:
     shapes = [(3, 512), (17, 256)]
@@ -259,11 +260,11 @@ def run(groups: Pool, ranks: int, job: Any, *args: Any) -> Any:
 def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
     groups: Pool, tmp_path: Path, name: str
 ) -> None:
-    expected = coded.train(name, 1, None, None)
+    expected = quantized.train(name, 1, None, None)
     first, second = str(tmp_path / "a"), str(tmp_path / "b")
-    made = run(groups, 4, coded.train, name, 1, None, first)
-    halved = run(groups, 2, coded.train, name, 0, first, second)
-    whole = coded.train(name, 0, second, None)
+    made = run(groups, 4, quantized.train, name, 1, None, first)
+    halved = run(groups, 2, quantized.train, name, 0, first, second)
+    whole = quantized.train(name, 0, second, None)
     for other in (made, halved, whole):
         assert other.keys() == expected.keys()
         for key, value in expected.items():
@@ -278,10 +279,10 @@ def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
     groups: Pool, tmp_path: Path, name: str
 ) -> None:
     folder = str(tmp_path / "a")
-    run(groups, 4, coded.train, name, 2, None, folder)
-    expected = coded.train(name, 4, None, None)
+    run(groups, 4, quantized.train, name, 2, None, folder)
+    expected = quantized.train(name, 4, None, None)
     for ranks in (2, 1):
-        got = run(groups, ranks, coded.train, name, 2, folder, None)
+        got = run(groups, ranks, quantized.train, name, 2, folder, None)
         assert all(torch.equal(got[key], value) for key, value in expected.items())
 
 
@@ -290,18 +291,18 @@ def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
     groups: Pool, tmp_path: Path, cls: Any, close: float
 ) -> None:
     name, first, second = cls.__name__, str(tmp_path / "a"), str(tmp_path / "b")
-    start = coded.train(name, 0, None, None)
-    made = run(groups, 4, coded.train, name, 3, None, first)
-    halved = run(groups, 2, coded.train, name, 0, first, second)
-    whole = coded.train(name, 0, second, None)
+    start = quantized.train(name, 0, None, None)
+    made = run(groups, 4, quantized.train, name, 3, None, first)
+    halved = run(groups, 2, quantized.train, name, 0, first, second)
+    whole = quantized.train(name, 0, second, None)
     for key, value in made.items():
         for other in (halved, whole):
             assert other[key].dtype == value.dtype
             assert torch.equal(other[key], value), key
-    # The first of the two steps after loading reads the codes, the next one projects anew.
-    gone_on = [run(groups, ranks, coded.train, name, 2, first, None) for ranks in (4, 2, 1)]
+    # The first of the two steps after loading reads the 8-bit values, the next one projects again.
+    gone_on = [run(groups, ranks, quantized.train, name, 2, first, None) for ranks in (4, 2, 1)]
     for steps, others in ((3, [made]), (5, gone_on)):
-        expected = coded.train(name, steps, None, None)
+        expected = quantized.train(name, steps, None, None)
         assert any(value.dtype == torch.uint8 for value in expected.values())
         for other in others:
             assert other.keys() == expected.keys()
@@ -316,9 +317,9 @@ def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
 def test_bfloat16_parameters_with_float32_states_survive(groups: Pool, tmp_path: Path, rounding: str) -> None:
     folder = str(tmp_path / "a")
     keys = {"state_bits": 32, "state_dtype": torch.float32, rounding: True}
-    run(groups, 4, coded.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
-    expected = coded.train("AdamW", 4, None, None, torch.bfloat16, keys)
-    got = run(groups, 2, coded.train, "AdamW", 2, folder, None, torch.bfloat16, keys)
+    run(groups, 4, quantized.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
+    expected = quantized.train("AdamW", 4, None, None, torch.bfloat16, keys)
+    got = run(groups, 2, quantized.train, "AdamW", 2, folder, None, torch.bfloat16, keys)
     assert all(torch.equal(got[key], value) for key, value in expected.items())
     kinds = {str(v.dtype) for k, v in got.items() if "param" not in k and "master" not in k}
     assert kinds == {"torch.float32"}
@@ -326,12 +327,12 @@ def test_bfloat16_parameters_with_float32_states_survive(groups: Pool, tmp_path:
 
 
 def test_masters_go_through_a_whole_state_dict(groups: Pool) -> None:
-    """Torch gathers and deals states by collectives, of which none takes int16."""
-    assert groups[2].run(coded.gathered) == [True, True]
+    """Torch gathers and scatters states by collectives that do not support int16."""
+    assert groups[2].run(quantized.gathered) == [True, True]
 
 
 def test_synchronizing_averages_what_codes_stand_for(groups: Pool) -> None:
-    for before, after, error in groups[2].run(coded.synchronized):
+    for before, after, error in groups[2].run(quantized.synchronized):
         assert before > 1e-2
         assert after == 0.0
         assert error <= 0.01

@@ -44,7 +44,7 @@ def test_rank_without_an_expert_takes_part_with_empty_messages(four: Workers) ->
         assert max(four.run(jobs.one_expert_on_two_ranks, name)) <= 1e-12
 
 
-# The sums of the last ones go along two of three axes: a process group that is made for them.
+# The last ones sum over two of three axes, for which a process group is created.
 @pytest.mark.parametrize("case", [*CASES, "lamb-default", "adafactor-beta1", "came-default"])
 @pytest.mark.parametrize("setting", EIGHT)
 def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, setting: str) -> None:

@@ -11,15 +11,15 @@ from support.workers import Workers
 from . import within
 
 #: Class, arguments, and layouts on which a step of it sends nothing.
-CODED = {"state_bits": 8}
+QUANTIZED = {"state_bits": 8}
 ALLOWED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("AdamW", {}, ("rows", "columns", "tp", "offload")),
-    ("AdamW", CODED, ("rows",)),
+    ("AdamW", QUANTIZED, ("rows",)),
     ("AdamW", {"stochastic_rounding": True}, ("rows",)),
     ("AdamW", {"average": "schedule_free"}, ("rows",)),
     ("AdEMAMix", {}, ("rows",)),
     ("Lion", {}, ("rows", "columns", "tp", "offload")),
-    ("Lion", CODED, ("rows",)),
+    ("Lion", QUANTIZED, ("rows",)),
     ("Lion", {"average": "ema", "average_decay": 0.9}, ("rows",)),
 )
 PAIRS = [(name, keys, layout) for name, keys, layouts in ALLOWED for layout in layouts]
@@ -101,7 +101,7 @@ def test_stacks_of_whole_matrices_on_each_rank_are_stepped_by_matrix_classes(two
     assert two.run(within.experts, name) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize(("name", "keys"), [("AdamW", {}), ("Lion", CODED)], ids=["AdamW", "Lion-8-bit"])
+@pytest.mark.parametrize(("name", "keys"), [("AdamW", {}), ("Lion", QUANTIZED)], ids=["AdamW", "Lion-8-bit"])
 def test_checkpoint_of_shards_goes_on_in_either_kind(two: Workers, name: str, keys: dict[str, Any]) -> None:
     assert two.run(within.resumed, name, keys) == [(True, True)] * 2
 

@@ -1,4 +1,4 @@
-"""Comparisons of the ranks: how many collectives they take, and those that nobody waits for."""
+"""Comparisons of the ranks: how many collectives they take, and deferred ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_one_rank_does_otherwise_is_named_in_the_same_step(
 
 
 def names(kind: str, axes: dict[str, int], text: str) -> bool:
-    """True where a text names the last rank and what it has, beside a rank on one of its axes."""
+    """True where a text names the last rank and what it has, and a rank on one of its axes."""
     last = size_of(axes) - 1
     near = [last ^ (1 << at) for at in range(len(axes))]
     return any(SAID[kind].format(last=last, near=n) in text for n in near)
@@ -236,7 +236,7 @@ def groups_of(*lines: tuple[int, ...]) -> Any:
         ([(4, 5, 6)], 5, (4, (1, 3))),
         ([(1, 5), (4, 5, 6, 7)], 5, (0, (4, 2), (1, 4))),
         ([(2, 10), (8, 10), (10, 11)], 10, (0, (8, 2), (2, 2), (1, 2))),
-        # Ranks apart from each other, as those of one stage of a pipeline.
+        # Non-adjacent ranks, as those of one stage of a pipeline.
         ([(3, 11), (3, 5)], 3, (3, (8, 2), (2, 2))),
         # A line within another, distances that differ, an axis that is too long for the one around it.
         ([(0, 1, 2, 3), (2, 3)], 2, None),

@@ -1,4 +1,4 @@
-"""``selection_scope="local"`` on a simulated mesh, beside naive float64 steps that cut as it does."""
+"""``selection_scope="local"`` on a simulated mesh, compared with naive float64 steps on the same shards."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Naive:
             parts = self.chosen(m, dim)
             pad = max(len(part) for part in parts)
             blank = torch.zeros(pad, m.shape[1 - dim], dtype=m.dtype)
-            # What travels: for each chunk its slices and zeros up to the same number.
+            # What is sent: for each chunk its slices, padded with zeros to the same number.
             sent = torch.cat(
                 [torch.cat([m.movedim(dim, 0)[part], blank[len(part) :]]) for part in parts]
             ).movedim(0, dim)
@@ -221,7 +221,7 @@ def test_the_whole_fraction_is_the_same_in_both_scopes(algorithm: str, setting: 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_global_count_is_that_of_the_true_size(algorithm: str) -> None:
-    # Five rows on each of four ranks would be 20, of which 7 are chosen: 17 rows are there, of which 6 are.
+    # Of five rows on each of four ranks, 20 in all, 7 would be chosen. There are 17 rows: 6 are chosen.
     case = case_of(
         algorithm,
         {"fraction": 0.35, "selection_scope": "global", "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""Projected gradients on a mesh: what is sent when, who decomposes, and that replicas stay equal."""
+"""Projected gradients on a mesh: what is sent when, which rank decomposes, and that replicas remain equal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_moments_with_their_owners_send_no_more_than_copies_of_them() -> None:
     assert _every_step(COLUMNS, TALL) == [(RS, COUNT * low), (AG, low)]
     # Replicas have the gradients: the owner's direction goes to all.
     assert _every_step(REPLICAS, TALL) == [(AG, low)]
-    # Cut along the side that is not projected, moments are cut as parameters are, and stay there.
+    # Sharded along the side that is not projected, moments are sharded as parameters are: nothing is sent.
     assert _every_step(FSDP, TALL) == []
     # With replicas a rank sends its halves to the owner, one of four, and gets what that makes of them.
     assert _every_step(HSDP, TALL) == [(A2A, COUNT * low // 2), (AG, low), (A2A, COUNT * low // 2)]
@@ -329,7 +329,7 @@ def test_staggered_matrices_are_decomposed_in_different_steps() -> None:
         ]
         changed.append(sum(new))
     assert changed[0] == 8
-    # Afterwards each once in four steps, never more than one beside the mean of two.
+    # Afterwards each once in four steps; counts differ from their mean of two by at most one.
     for period in (changed[1:5], changed[5:9]):
         assert sum(period) == 8
         assert 1 <= min(period) <= max(period) <= 3

@@ -68,7 +68,7 @@ def test_verify_finds_the_reference_on_shards(groups: Groups, name: str, keys: d
         assert sharded < 1e-4
 
 
-# Three steps before and three after: a projection is due in the second one after loading.
+# Three steps before and three after: a projection is scheduled in the second one after loading.
 @pytest.mark.parametrize(("name", "keys"), MODELS, ids=IDS)
 @pytest.mark.parametrize(
     ("source", "target"),

@@ -1,4 +1,4 @@
-"""A model in DDP tells its ranks, and what ranks do more than once is said."""
+"""A model in DDP provides its ranks, and work that several ranks repeat is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes over NCCL, one on each CUDA device: wrapped models beside one process on the CPU."""
+"""Real processes over NCCL, one on each CUDA device: wrapped models against one process on the CPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_tensor_parallel_model_equals_one_process(ranks: Workers, name: str) -> 
 def test_ranks_compare_before_a_step(ranks: Workers, every: int) -> None:
     steps = [*range(1, 9)] if every == 1 else [1, 4, 6, 7]
     if len(ranks.pipes) == 1:
-        steps = []  # alone there is nobody to ask
+        steps = []  # a single rank has no other to compare with
     assert ranks.run(agreeing.compared_steps, every) == [steps] * len(ranks.pipes)
 
 

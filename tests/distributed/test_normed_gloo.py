@@ -45,7 +45,7 @@ def test_steps_on_four_processes_equal_one_process(groups: Groups, case: str, se
 def test_a_step_takes_one_collective_for_each_phase(
     groups: Groups, name: str, most: int, parameters: int
 ) -> None:
-    """Beside that in which the ranks agree on the step, and however many parameters there are."""
+    """In addition to the one in which the ranks agree on the step, for any number of parameters."""
     for counts, planned in groups[4].run(normed.collectives, name, parameters):
         assert counts == most + 1
         assert planned == most

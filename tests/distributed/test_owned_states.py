@@ -1,4 +1,4 @@
-"""States that lie with the owners of matrices: what is sent and stored, and checkpoints."""
+"""Owner-sharded states (ZeRO-1): what is sent and stored, and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = ["rows", "columns", "replicas"]
 BASES = ["SOAP", "SOAPMuon", "SOAP codes"]
 LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW codes"]
 MOMENTA = ["Muon", "NorMuon", "Muon codes"]
-"""Their states lie with owners where there are copies alone."""
+"""Settings whose states are owner-sharded on replicated layouts only."""
 # Scales of blocks of 8 elements do not fit 14 columns on two ranks.
 ROWS_ONLY = {"SOAP codes", "GaLoreAdamW codes"}
 CASES = [
@@ -159,7 +159,7 @@ def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     assert twin == (moments, others)
     assert sum(own for own, _ in owned) == moments
     assert min(own for own, _ in owned) > 0
-    # All states of bases lie with the owner; those of projections that others need too do not.
+    # All states of bases are owner-sharded; those of projections that other ranks need too are not.
     assert sum(own for _, own in owned) == (1 if name in BASES else 2) * others
 
 
@@ -238,7 +238,7 @@ def test_state_dicts_are_whole_without_a_call(groups: Groups, name: str, how: st
 
 @pytest.mark.parametrize("bits", [8, 32])
 def test_codes_of_a_checkpoint_are_taken_and_made(groups: Groups, bits: int) -> None:
-    """States have the type that a checkpoint brought, whatever the group says, as those that lie with all."""
+    """States have the dtype of the checkpoint, whatever the group says, as those on all ranks do."""
     assert all(groups[2].run(owning.of_other_bits, bits))
 
 

@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/coming-from/colossalai.md, run on four processes beside one."""
+"""Every cell of the table in docs/coming-from/colossalai.md, run on four processes and compared with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments of 16 bits on every layout: rounded by the random numbers of one process, whoever has them."""
+"""16-bit moments on every layout: rounded by the random numbers of one process, on any rank."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def matrices(value: Tensor, group: dict[str, Any]) -> list[Tensor]:
 
 
 def assert_is_made_of(packed: Tensor, pieces: list[Tensor], share: float) -> None:
-    """Matrices one after the other, each of which takes its piece away; some numbers may be others."""
+    """Packed matrices in any order; each removes its piece, and a ``share`` of its numbers may differ."""
     at = 0
     while at < len(packed):
         part = packed[at : at + pieces[0].numel()]
@@ -132,7 +132,7 @@ def test_owners_of_matrices_round_by_the_places_in_the_whole_state(
     layout: Layout,
     storage: dict[str, Any],
 ) -> None:
-    """Several matrices of one state, of which each rank has some."""
+    """Several matrices of one state, distributed over the ranks."""
     layout = {name: (kind, dim % len(shape) if kind == "S" else dim) for name, (kind, dim) in layout.items()}
     full = gaussian(shape, 1).float()
 

@@ -35,7 +35,7 @@ def sharding(case: Case, setting: Setting) -> list[str]:
 
 
 def routes(case: Case, setting: Setting) -> list[str | tuple[str, ...]]:
-    """All that a case can be told on a layout."""
+    """All routes that a case can be given on a layout."""
     axes = sharding(case, setting)
     return ["keep", "gather", *((axis,) for axis in axes if len(axes) > 1)]
 
@@ -137,7 +137,7 @@ MESHES = [
 def least_bytes(model: str, mesh: dict[str, int], fraction: float, moment: int) -> float:
     """Bytes that a rank sends at least, on average, counted from shapes alone.
 
-    A momentum of so many bytes an element to owners and back, a bfloat16 update, float32 factors; rings;
+    A momentum of ``moment`` bytes an element to owners and back, a bfloat16 update, float32 factors; rings;
     matrices that divide evenly over many owners.
     """
     layers, dim, kv, hidden = MODELS[model]
@@ -284,6 +284,6 @@ def test_plan_shows_the_route_and_what_others_send() -> None:
     ((bucket, chosen, ways),) = planned("auto", [("fs", 8, "S", 0)]).routes()
     assert (bucket, chosen) == (0, "gather fs")
     sent = {way: sum(bytes_ for _, bytes_ in by_axis) for way, by_axis in ways}
-    # 3 shards of 64 x 48 / 8 float32 and 2 of Q, of which each rank keeps an eighth.
+    # 3 shards of 64 x 48 / 8 float32 and 2 of Q; each rank keeps an eighth of them.
     assert sent["gather fs"] == pytest.approx((3 * 64 * 48 + 2 * 48 * 24) / 8 * 4 * 7 / 8)
     assert sent["keep"] > sent["gather fs"]

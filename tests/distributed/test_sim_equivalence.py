@@ -56,7 +56,7 @@ def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int =
 def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
     run_beside_one_process(comparison, "float64")
-    # Where directions are found in a sketch, roundings grow by the inverse of how far it tells them apart.
+    # With directions from a sketch, rounding errors grow by the inverse of the gap between directions in it.
     sketched = 1e-11 if case.kwargs.get("svd") == "random" else 1e-12
     comparison.check(1e-10 if case.algorithm in (*MATRIX_ALGORITHMS, *BASIS_ALGORITHMS) else sketched)
     if setting.outer is None:  # named meshes choose the orientation, which one process would not
@@ -138,7 +138,7 @@ def test_compressed_replicas_stay_bit_equal_when_one_has_no_gradient_at_all(sett
 @pytest.mark.parametrize("name", ["dion", "muon"])
 def test_unequal_shares_of_replicas_equal_one_process(name: str) -> None:
     # Four matrices of one shape and five of another on three ranks: the first rank has more of the one and
-    # less of the other, so shares arrive further apart than they are long, and are moved together.
+    # less of the other, so shares arrive at a stride larger than their length, and are compacted.
     cls = oxidion.Muon if name == "muon" else oxidion.Dion
     kwargs = {} if name == "muon" else {"rank_fraction": 0.5}
     case = Case("unequal", cls, name, kwargs, (Group(((20, 16),) * 4 + ((8, 6),) * 5),))

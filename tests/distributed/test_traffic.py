@@ -159,7 +159,7 @@ ALL_TO_ALL, GLOBAL = "all_to_all", {"selection_scope": "global"}
 FSDP, COLUMNS = Setting("", {"fs": 4}, fsdp(0)), Setting("", {"fs": 4}, fsdp(1))
 REPLICAS = Setting("", {"dp": 4}, copies, {"dp": True})
 ROWS, COLS, MATRICES = *SHAPE, 4
-# Float64 numbers that make results the same on every layout, of which the trace has none: the squared norm of
+# Float64 numbers that make results the same on every layout, and that the trace lacks: the squared norm of
 # each matrix before and after, the squares of each row that columns share (of the rows chosen), the sums of
 # the slices that are chosen from.
 NORMS = (AR, 2 * 8 * MATRICES)

@@ -106,7 +106,7 @@ def same_states(some: Any, others: Any) -> bool:
 
 
 def steps(name: str, keys: dict[str, Any], layout: str, per: str) -> tuple[bool, bool, bool]:
-    """Steps inside of the backward pass beside those after it; equal, moved, and without collectives."""
+    """Compares steps in the backward pass with those after it: equal, moved, and without collectives."""
     networks = [network_on(layout), network_on(layout)]
     optimizers = [
         build(name, keys, inside, network, per)
@@ -191,7 +191,7 @@ def wrapped_by_ddp(before: bool) -> str:
 
 
 class Experts(nn.Module):
-    """A stack of matrices, of which each rank has some."""
+    """A stack of matrices, distributed over the ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def sharded_gradient() -> str:
 
 
 def copies_awaited() -> list[str]:
-    """Kinds of devices of which copies are awaited before a step on shards that were offloaded from them."""
+    """Kinds of devices whose copies are awaited before a step on shards that were offloaded from them."""
     network, _ = offloaded.build("fsdp", "AdamW", {}, torch.float32)
     optimizer = build("AdamW", {}, True, network)
     with mock.patch.object(device, "finish_copies") as waited:

@@ -1,4 +1,4 @@
-"""Models wrapped as users wrap them, trained by the ranks of a process group beside one process."""
+"""Models wrapped as users wrap them, trained by the ranks of a process group, compared with one process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def flattened(name: str) -> float:
 
 
 def rebuilt_mesh(name: str) -> float:
-    """Meshes are told apart by their ranks: the optimizer gets another object than the model."""
+    """Meshes are compared by their ranks: the optimizer gets another object than the model."""
     world = dist.get_world_size()
     network = jobs.placed_model()
     fully_shard(network, mesh=jobs.mesh_of({"fs": world}))

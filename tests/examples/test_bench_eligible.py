@@ -35,7 +35,7 @@ def test_peers_that_emulate_bfloat16_are_left_out_where_a_step_takes_long(
     torch_muon, ours = entry("torch.optim.Muon", "muon"), entry("oxidion.Muon", "muon")
     dion = entry("dion.Dion eager", "dion r=1/4")
     at(monkeypatch, 80e9, 1e9)
-    # Five iterations of 30 m^3 operations in all, and the update beside them: 43 s.
+    # Five iterations of 30 m^3 operations in all, plus the update: 43 s.
     assert "bfloat16 at 1.0 GFLOP/s here, float32 at 80: a step would take 43 s" in reason(
         torch_muon, "2.11", square
     )

@@ -1,4 +1,4 @@
-"""``benchmarks/convergence_bars.py``: figures from a summary written by hand, and the committed curves."""
+"""``benchmarks/convergence_bars.py``: figures from a handwritten summary, and the committed curves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The example scripts, killed at any moment and resumed: the losses of an unbroken run, bit for bit.
 
 A run is killed with all of its processes, and the same command is started again: it goes on from what its
-folder then has, and starts anew where there is no checkpoint yet. Where one process alone is killed, torchrun
+folder then has, or restarts where there is no checkpoint yet. Where one process alone is killed, torchrun
 does so by itself.
 """
 
@@ -51,7 +51,7 @@ status = train_fsdp2.main()
 sys.stdout.flush()
 os._exit(status)
 """
-"""The script, of which one process kills itself after the checkpoint of step 6, once."""
+"""The script with one process that kills itself once, after the checkpoint of step 6."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Script:
         return " ".join(sorted(path.name for path in self.folder.rglob("*") if path.name != "report.json"))
 
     def run(self, kill_after: float | None = None) -> bool:
-        """Runs it, at most for so many seconds; whether it ended by itself.
+        """Runs it for at most ``kill_after`` seconds; returns whether it ended by itself.
 
         Raises:
             AssertionError: if it ends with an error, or hangs.

@@ -1,4 +1,4 @@
-"""The small scripts beside the GPT: LoRA by hand, digits, MNIST-1D, the swap from microsoft/dion."""
+"""The small scripts other than the GPT: handwritten LoRA, digits, MNIST-1D, the swap from microsoft/dion."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(script: str, *arguments: str, path: Path | None = None) -> str:
 @pytest.mark.parametrize("optimizer", ["AdamW", "Dion", "Muon"])
 def test_lora_script_lowers_the_loss_and_leaves_the_base(optimizer: str) -> None:
     text = run("train_lora.py", "--steps", "60", "--optimizer", optimizer, "--rank", "3")
-    # Two thin matrices beside each of the three layers: 3 * (32 + 64 + 64 + 64 + 64 + 16).
+    # Two thin matrices for each of the three layers: 3 * (32 + 64 + 64 + 64 + 64 + 16).
     assert text.startswith(f"{optimizer}: 912 of 8224 parameters are trained\n")
     before, after = map(float, re.findall(r"loss (\S+) -> (\S+)", text)[0])
     assert after < before / 2
@@ -97,7 +97,7 @@ def test_mnist1d_signals_are_balanced_standardized_and_those_of_their_seed(mnist
 def test_mnist1d_noise_is_blurred_by_a_gaussian_of_two_points(mnist1d: dict[str, Any]) -> None:
     noise = mnist1d["smooth_noise"](200_000, np.random.default_rng(0))
     # White noise under a Gaussian of deviation s has variance 1 / (2 s sqrt(pi)); neighbours are correlated
-    # by exp(-1 / (4 s^2)). 200,000 points of which about 30,000 are independent: 4 standard errors are 3 %.
+    # by exp(-1 / (4 s^2)). 200,000 points, about 30,000 of them independent: 4 standard errors are 3 %.
     assert noise.var() == pytest.approx(1 / (4 * np.sqrt(np.pi)), rel=0.04)
     correlation = np.corrcoef(noise[:-1], noise[1:])[0, 1]
     assert correlation == pytest.approx(np.exp(-1 / 16), abs=0.01)

@@ -43,7 +43,7 @@ def told(params, largest):
 train_fsdp2.clip_gradients = told
 sys.exit(train_fsdp2.main())
 """
-"""The script with a norm told before and after each clipping, by every process."""
+"""The script in which every process prints a norm before and after each clipping."""
 
 
 def torchrun(processes: int, arguments: Sequence[str]) -> forks.Ended:
@@ -261,8 +261,8 @@ def test_train_fsdp2_float32_losses_differ_by_rounding_only(tmp_path: Path, opti
         tmp_path, 4, "--mesh", "fs=2,tp=2", "--optimizer", optimizer, "--dtype", "float32", "--compare"
     )
     # 1e-6 was measured, two units in the last place of the loss. At the sizes of `make demo-dist` the update
-    # of a nearly singular gradient magnifies rounding: Dion's losses are 1e-3 apart after 10 steps, and so
-    # are those of two runs in one process whose initial weights differ in their last bit.
+    # of a nearly singular gradient magnifies rounding: Dion's losses differ by 1e-3 after 10 steps, and so do
+    # those of two runs in one process whose initial weights differ in their last bit.
     assert report["largest_difference"] < 1e-4
 
 

@@ -78,13 +78,13 @@ class OptimizersContainer:
 
 
 class BasePlugin:
-    """A plugin of which nothing is asked."""
+    """A plugin whose hooks do nothing."""
 
     def register(self, cfg: Any) -> None:
-        """Told of the configuration."""
+        """Receives the configuration."""
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        """Told of the trainer."""
+        """Receives the trainer."""
 
     def create_optimizer(self, cfg: Any, trainer: Any) -> None:
         """Asked for an optimizer."""

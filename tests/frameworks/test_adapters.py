@@ -435,7 +435,7 @@ def test_megatron_lm_takes_the_name_on_its_command_line(registry: Any) -> None:
 
 
 class Group:
-    """A process group of so many ranks, of which nothing but the size is asked."""
+    """A process group that has nothing but its size."""
 
     def __init__(self, size: int) -> None:
         self.count = size

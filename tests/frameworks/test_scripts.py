@@ -78,7 +78,7 @@ def test_replicas_that_train_apart_meet_with_equal_bits(name: str) -> None:
 
 
 def test_script_of_a_framework_hides_no_package() -> None:
-    """A script's folder comes first on its path: ``peft.py`` beside it would be what it imports as peft."""
+    """A script's folder comes first on its path: ``peft.py`` in it would shadow the package peft."""
     names = [path.stem for path in SCRIPTS.glob("*.py")]
     assert names
     assert [name for name in names if importlib.util.find_spec(name) is not None] == []

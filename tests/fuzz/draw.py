@@ -13,7 +13,7 @@ from torch import Tensor
 from support.inputs import Shape, gaussian, well_conditioned
 
 TINY, HUGE = 1e-120, 1e120
-"""Scales in float64 of which the squares have no zero and no infinity."""
+"""Scales in float64 whose squares are neither zero nor infinite."""
 
 CONTENTS = ("ordinary", "scaled", "zeros", "rows", "mixed", "tiny", "huge", "denormal", "inf", "nan")
 """What gradients hold; from "denormal" on squares may leave the numbers of their type."""
@@ -29,7 +29,7 @@ class Draw(Random):
         torch.manual_seed(self.tensors)
 
     def log(self, low: float, high: float) -> float:
-        """A number of which all orders of magnitude are alike."""
+        """A log-uniform number."""
         return float(math.exp(self.uniform(math.log(low), math.log(high))))
 
     def often(self, share: float) -> bool:

@@ -1,7 +1,7 @@
-"""Gradients that are no numbers or too large or small to be squared: nothing else is touched.
+"""Gradients that are not finite, or too large or small to be squared: no other parameter is touched.
 
 A bad gradient may spoil its own parameter, never another one, and nothing crashes. Zeros and numbers
-too small to be squared leave finite parameters. A good parameter becomes what it does beside a good gradient.
+too small to be squared leave finite parameters. Good parameters end as if all gradients were good.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def stepped(row: Any, start: list[Tensor], grads: list[list[Tensor]]) -> list[Te
 
 
 def case(draw: Draw) -> None:
-    """Steps with one bad gradient, beside the same steps with a good one in its place."""
+    """Compares steps with one bad gradient with the same steps with a good one instead."""
     row, _ = drawn_case(draw)
     dtype = draw.choice(DTYPES)
     start = [draw.normal(shape, 0.1).to(dtype) for shape in row.shapes]

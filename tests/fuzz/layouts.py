@@ -56,7 +56,7 @@ def drawn_case(draw: Draw) -> Case:
 
 
 def case(draw: Draw) -> None:
-    """Two steps on a random layout and in one process, or a ``LayoutError`` with its way out."""
+    """Two steps on a random layout and in one process, or a ``LayoutError``."""
     row = drawn_case(draw)
     setting = drawn_setting(draw, row.shapes)
     told = f"{setting.axes} {[dict(setting.place(shape)) for shape in row.shapes]} {dict(setting.extra)}"

@@ -1,4 +1,4 @@
-"""Models of many families, small and on ``meta``, and how each of their parameters is to be sorted: by hand.
+"""Small models of many families on ``meta``, and handwritten tables that sort each of their parameters.
 
 `Family.matrices` has the group keys that say how a parameter is read, by patterns of names. All others are
 not matrices.

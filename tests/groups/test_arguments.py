@@ -16,7 +16,7 @@ from support import forks
 
 
 class Net(nn.Module):
-    """An embedding, two layers, a router of experts, a last layer of a name that nobody knows."""
+    """An embedding, two layers, a router of experts, a last layer with an unknown name."""
 
     def __init__(self) -> None:
         super().__init__()

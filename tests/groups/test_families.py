@@ -1,4 +1,4 @@
-"""Parameters of models of many families are sorted as they were by hand."""
+"""Parameters of models of many families are sorted as in the handwritten tables."""
 
 from __future__ import annotations
 

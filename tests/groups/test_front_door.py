@@ -1,4 +1,4 @@
-"""First calls of a user: a model in the place of parameters, algorithms, keys and names."""
+"""First calls of a user: a model instead of parameters, algorithms, keys and names."""
 
 from __future__ import annotations
 

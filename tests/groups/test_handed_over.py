@@ -24,7 +24,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(72, 10))
 
 
-# ------------------------------------------------------------------ parameters beside their model
+# ------------------------------------------------------------------ parameters with their model
 
 
 @pytest.mark.parametrize("key", ["mu", "momentum"])

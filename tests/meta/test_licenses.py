@@ -1,4 +1,4 @@
-"""Licences: both texts travel with the package. Crates: allowed licences, one source, one version each."""
+"""Licences: both texts are in the package. Crates: allowed licences, one source, one version each."""
 
 from __future__ import annotations
 

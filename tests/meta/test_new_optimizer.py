@@ -67,7 +67,7 @@ def test_new_optimizer_takes_eight_files(tree: Path) -> None:
 
 
 def test_optimizer_that_was_written_so_is_in_these_files_and_in_lists_of_choice(tree: Path) -> None:
-    """AdEMAMix: apart from its eight files only what takes other packages' names, and lists of classes."""
+    """AdEMAMix: besides its eight files only modules with other packages' names, and lists of classes."""
     scaffold(tree, "heavy_ball", "--class-name", "HeavyBall")
     folders = [tree / "src", tree / "python"]
     sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".rs", ".py")]

@@ -14,17 +14,17 @@ DECLARATIONS = KERNELS / "ops"
 #: Files that carry out any formula, and operations that have none: those of products, and pieces of a pass.
 ENGINES = ("cpu/each", "cpu/fold", "cpu/product/combine", "ops/factored")
 #: Files of tests that have an equation, a number or a fault for operations by name.
-WITH_EQUATIONS = {"jobs.py", "test_coded.py", "test_rows.py", "test_compile_coded.py"}
+WITH_EQUATIONS = {"jobs.py", "test_quantized.py", "test_rows.py", "test_compile_quantized.py"}
 
 
 def named(text: str) -> set[str]:
     """Operations that a text names as strings or as arguments of a macro."""
     words = set(re.findall(r"[\"(](\w+)[\",]", text))
-    return {name for name in NAMES if name != "count" and words & {name, f"{name}_coded"}}
+    return {name for name in NAMES if name != "count" and words & {name, f"{name}_quantized"}}
 
 
 def test_names_are_found_as_strings_and_as_arguments() -> None:
-    assert named('stems: &["lion_coded"], UPDATE(adamw, AdamW)') == {"lion", "adamw"}
+    assert named('stems: &["lion_quantized"], UPDATE(adamw, AdamW)') == {"lion", "adamw"}
 
 
 def test_no_source_has_a_list_of_operations() -> None:
@@ -54,7 +54,7 @@ def test_no_support_of_the_tests_has_a_list_of_operations() -> None:
 
 
 def test_formulas_stand_once() -> None:
-    """CUDA bodies are printed and libtorch carries recorded formulas out: nobody writes either."""
+    """CUDA bodies are generated and libtorch executes recorded formulas: neither is handwritten."""
     assert not list(DECLARATIONS.glob("*.cuh"))
     hand_written = [file.read_text() for file in (KERNELS / "cuda" / "src").iterdir()]
     operations = [kernel["operation"] for kernel in _oxidion.device_kernels()]

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"_core", "_torch", "backward", "checkpoint", "compat", "functional", "groups", "optim", "qk_clip"}
     ),
 }
-"""Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""
+"""Packages and modules of ``oxidion`` ("" here) that one of them may import in addition to the extension."""
 
 
 GRAPH = import_graph(PACKAGE, "oxidion")

@@ -1,4 +1,4 @@
-"""Plants each fault of the tables beside this file, and tells which of them the tests find: ``make mutants``.
+"""Plants each fault of the tables in this folder, and reports which of them the tests find: ``make mutants``.
 
     PYTHONPATH=tests python -m mutants [NAME ...] [--areas] [--report FILE]
 
@@ -146,7 +146,7 @@ class Core:
         self.tests: list[Path] = []
 
     def _write(self, planted: Iterable[Mutant]) -> dict[str, dict[int, str]]:
-        """The copy with all faults; returns which of them are in which lines of which file."""
+        """Writes the copy with all faults; returns the fault of each line of each file."""
         for name in COPIED:
             place = TREE / name
             place.parent.mkdir(parents=True, exist_ok=True)

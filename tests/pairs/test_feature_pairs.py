@@ -1,4 +1,4 @@
-"""Every optional feature beside what writes weights, moves states or comes late, for one class of each kind.
+"""Every optional feature with what writes weights, moves states or comes late, for one class of each kind.
 
 A cell compares a training with the same one in the naive order, bit by bit: weights, states and averages.
 """
@@ -209,7 +209,7 @@ def test_states_may_be_replaced_between_steps(name: str, feature: str) -> None:
 
 @pytest.mark.parametrize(("name", "feature"), PAIRS)
 def test_a_model_may_be_loaded_alone(name: str, feature: str) -> None:
-    """Copies of weights begin anew where their counter or norm is 0, as the page on checkpoints says."""
+    """Copies of weights restart where their counter or norm is 0, as the page on checkpoints says."""
     case = Case(name, feature)
     # In the naive order an optimizer is made over the loaded weights, and gets the states that are no copies.
     naive, expected = case.start()

@@ -37,7 +37,7 @@ def test_axis_over_nodes_sends_some_bytes_inside() -> None:
     # Of 7 others 3 are in the node.
     time = 3e-5 + 7e9 * 3 / 7 / (100e9 * LINK) + 7e9 * 4 / 7 / (10e9 * LINK)
     assert MACHINE.collective("all_to_all", 7e9, 8, 1, "fs") == pytest.approx(time)
-    # Sums of the four of a node travel once.
+    # Sums of the four ranks of a node are sent once.
     time = 6e-5 + 8e9 * 3 / 4 / (100e9 * LINK) + 8e9 / 4 / (10e9 * LINK)
     assert MACHINE.collective("all_reduce", 8e9, 8, 1, "fs") == pytest.approx(time)
 
@@ -48,7 +48,7 @@ def test_link_of_an_axis_wins() -> None:
 
 
 class Schedule:
-    """A plan of two instructions between which a collective travels."""
+    """A plan of two instructions with a collective between them."""
 
     transfers = (
         {
@@ -71,7 +71,7 @@ class Schedule:
 
 
 class OnlyOwned:
-    """A plan of one instruction on matrices of which the busiest rank has twice the mean."""
+    """A plan of one instruction on matrices; the busiest rank has twice the mean work."""
 
     transfers = ()
     schedule = ((0, 0),)

@@ -1,4 +1,4 @@
-"""Estimated times of steps beside measured ones, on two processes."""
+"""Estimated times of steps against measured ones, on two processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "planned_times.
 OPTIMIZERS = ("Lion", "AdamW", "GaLoreAdamW, rank 64", "Dion 1/4, keep", "Dion 1/4, gather", "Muon")
 CLEARLY = 1.5
 FACTOR = 3.0
-"""A calm machine stays within 2. Others that take the cores for a while lengthen long steps, of which each
-sample meets them, and not the short products and messages that the estimate is made of."""
+"""A calm machine is within 2. Other processes that take the cores temporarily lengthen every sample of a long
+step, and not the short products and messages that the estimate is made of."""
 
 
 def test_estimates_have_the_order_and_size_of_measured_steps(

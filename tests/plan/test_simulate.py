@@ -1,4 +1,4 @@
-"""``python -m oxidion plan``: figures by hand, sums over ranks, size and time of a big plan, messages."""
+"""``python -m oxidion plan``: manual figures, sums over ranks, size and time of a big plan, messages."""
 
 from __future__ import annotations
 

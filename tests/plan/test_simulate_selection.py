@@ -13,7 +13,7 @@ from oxidion._planning.simulate import Settings, simulate
 MODEL, MESH = "gpt-160m", {"fs": 8}
 
 
-# Dion2 chooses columns of tall matrices, which are not cut here: with "global" too only chosen ones travel.
+# Dion2 chooses columns of tall matrices, which are not cut here: "global" too sends only chosen ones.
 @pytest.mark.parametrize(("algorithm", "low", "high"), [("dion2", 0.3, 0.4), ("nordion2", 0.24, 0.27)])
 def test_selecting_locally_sends_the_fraction(algorithm: str, low: float, high: float) -> None:
     sent = {}
@@ -31,7 +31,7 @@ def test_options_of_the_selection_are_taken_and_said(capsys: pytest.CaptureFixtu
 
 
 def test_work_is_that_of_the_side_that_is_selected_along() -> None:
-    # Rows are cut, so both take rows: also of tall matrices, of which Dion2 takes columns elsewhere.
+    # Rows are cut, so both choose rows, also of tall matrices, where Dion2 otherwise chooses columns.
     settings = [Settings(a, fraction=0.25) for a in ("dion2", "nordion2")]
     on_rows = [simulate(MODEL, MESH, s)[0].whole_flops for s in settings]
     assert on_rows[0] == on_rows[1] > 0

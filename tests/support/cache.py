@@ -1,9 +1,8 @@
 """Files that take long to make, kept in ``target/test-cache`` by all that they are made of.
 
-Another source, flag or compiler is another name, so nothing is ever out of date. A file is written beside its
-place and moved there, and made by one process while others wait for it. Beside it lies the digest of its
-content: a file that does not have it is made anew. Libraries among them are loaded, so nobody else may write
-there.
+Another source, flag or compiler gives another name, so nothing is ever out of date. One process writes a file
+under a temporary name and renames it, while others wait for it. The digest of its content is stored next to
+it: a file with another digest is rebuilt. Libraries among them are loaded, so no other user may write there.
 """
 
 from __future__ import annotations

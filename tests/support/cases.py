@@ -304,7 +304,7 @@ BY_HAND: tuple[Case, ...] = (
     *SOAP_MUON_CASES,
 )
 DERIVED = derived.classes_without({case.algorithm for case in BY_HAND})
-"""Classes without a row by hand."""
+"""Classes without a handwritten row."""
 
 
 def _derived(cls: type[OxOptimizer]) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Block-wise codes from their definition: naive code books, and entries found by looking at all."""
+"""Block-wise quantization from its definition: naive code books, and entries found by full search."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ SMALLEST = 2.0**-23
 def magnitudes(signed: bool) -> Tensor:
     """The entries from 0 to 1 in ascending order, float64.
 
-    Below 1 each power of two has so many equal parts: of numbers of either sign the first two 32, the next
-    one 16, the next one 8, the last nineteen 2; of numbers that are not negative the first two 32, the next
-    14 8, the others 4.
+    Each power of two below 1 is divided into equal parts. Signed: 32 in the first two, 16 in the next one, 8
+    in the next one, 2 in the last nineteen. Unsigned: 32 in the first two, 8 in the next 14, 4 in the others.
     """
     counts = [32] * 2 + ([16] + [8] + [2] * 19 if signed else [8] * 14 + [4] * 20)
     entries = [1.0]
@@ -55,7 +54,7 @@ def between(x: Tensor, random: Tensor, signed: bool) -> Tensor:
 
 
 def find(q: Tensor, signed: bool, random: Tensor | None = None) -> Tensor:
-    """The codes of numbers that are at most 1 in size; without random numbers half of the way decides."""
+    """Quantizes numbers of at most 1 in size; without random numbers it rounds to nearest."""
     x = q.double().reshape(-1)
     numbers = torch.full(x.shape, 1 << 15) if random is None else random.reshape(-1)
     found = between(x.abs() if signed else x, numbers, signed)
@@ -66,7 +65,7 @@ def find(q: Tensor, signed: bool, random: Tensor | None = None) -> Tensor:
 def encode(
     x: Tensor, block: int = 256, *, signed: bool = True, random: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of blocks along the last dimension, in float32 as the core scales."""
+    """Quantized values and scales of blocks along the last dimension, in float32 as the core scales."""
     found, scales = [], []
     numbers = [None] * -(-x.shape[-1] // block) if random is None else random.split(block, dim=-1)
     for part, number in zip(x.float().split(block, dim=-1), numbers, strict=False):
@@ -80,6 +79,6 @@ def encode(
 
 
 def decode(codes: Tensor, scales: Tensor, block: int = 256, *, signed: bool = True) -> Tensor:
-    """What codes stand for, rounded to float32 as the optimizers' arithmetic reads them; float64."""
+    """Dequantized values, rounded to float32 as the optimizers' arithmetic reads them; float64."""
     wide = scales.repeat_interleave(block, dim=-1)[..., : codes.shape[-1]]
     return (book(signed).float()[codes.long()] * wide).double()

@@ -1,4 +1,4 @@
-"""Rows of the tables of tests for classes without one by hand: every key of their schema at some values."""
+"""Table rows of classes without handwritten ones: every key of their schema at some values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refused(field: Field) -> tuple[Any, ...]:
 
 
 def settings(cls: type[OxOptimizer]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments of a class beside its defaults: every key of its own at each sample, with a name."""
+    """Arguments of a class other than its defaults: every key of its own at each sample, with a name."""
     for key, field in cls._SCHEMA.items():
         for number, value in enumerate(samples(field)):
             yield f"{key}{number or ''}", {key: value}

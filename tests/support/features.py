@@ -17,7 +17,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """One class of each kind, with arguments that make a short run show what they do."""
 NORMED = ("AdamW", "Muon", "Dion", "SOAP")
-CODED = ("AdamW", "Lamb", "Muon", "GaLoreAdamW", "SOAP")
+QUANTIZED = ("AdamW", "Lamb", "Muon", "GaLoreAdamW", "SOAP")
 
 
 class Feature(NamedTuple):
@@ -27,7 +27,7 @@ class Feature(NamedTuple):
         keys: of the group.
         classes: that have it.
         dtype: of the parameters.
-        copies: states that are made of the weights: they begin anew where these are 0.
+        copies: states that are made of the weights: they restart where these are 0.
     """
 
     keys: dict[str, Any]
@@ -52,7 +52,7 @@ FEATURES = {
     ),
     "cautious": Feature({"cautious_wd": True, "weight_decay": 0.1}, ("AdamW", "Muon", "Dion", "SOAP")),
     "amsgrad": Feature({"amsgrad": True}, ("AdamW",)),
-    "codes": Feature({"state_bits": 8, "min_quant_numel": 0, "block_size": 8}, CODED, torch.float32),
+    "codes": Feature({"state_bits": 8, "min_quant_numel": 0, "block_size": 8}, QUANTIZED, torch.float32),
     "narrow-states": Feature({"state_dtype": "bfloat16"}, dtype=torch.float32),
     "rounded": Feature({"stochastic_rounding": True}, dtype=torch.bfloat16),
     "masters": Feature({"master_weights": True}, dtype=torch.bfloat16),

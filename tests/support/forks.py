@@ -1,7 +1,7 @@
 """Scripts in forks of one process that has imported what they need, which takes seconds.
 
 ``Forks`` is what tests call. This file is also the program of the process that is forked: it reads a line
-of JSON for each job, forks a process for each rank, and answers with their exit codes. A fork ends as a
+of JSON for each job, forks a process for each rank, and answers with their exit statuses. A fork ends as a
 process of its own does, with all that an interpreter does then.
 """
 
@@ -64,7 +64,7 @@ class Forks:
             arguments: of the script.
             ranks: how many processes, with the variables that torchrun sets; 0 is one process without these.
             folder: where it runs.
-            environment: variables beside those of the process that is forked.
+            environment: variables in addition to those of the process that is forked.
             limit: seconds after which what still runs is killed.
         """
         with tempfile.TemporaryDirectory() as own:
@@ -163,7 +163,7 @@ def _begin(job: Mapping[str, Any], rank: int, port: int) -> None:
 
 
 def _wait(children: Sequence[int], limit: float) -> list[int]:
-    """Exit codes of the forks, in their order; those that do not end are killed."""
+    """Exit statuses of the forks, in their order; those that do not end are killed."""
     codes: dict[int, int] = {}
     end = time.monotonic() + limit
     while len(codes) < len(children):

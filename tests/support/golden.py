@@ -24,7 +24,7 @@ _CANDIDATES = (_HERE / "golden", _HERE.parent.parent / "shared" / "golden")
 
 
 def directory() -> Path:
-    """``$OXIDION_GOLDEN``, else tests/golden, else ../shared/golden beside the checkout."""
+    """``$OXIDION_GOLDEN``, else tests/golden, else ../shared/golden next to the checkout."""
     override = os.environ.get("OXIDION_GOLDEN")
     candidates = (Path(override),) if override else _CANDIDATES
     for candidate in candidates:

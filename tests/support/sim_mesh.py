@@ -1,4 +1,4 @@
-"""All ranks of a mesh in one process: each has its plan, session and shards; collectives are done by hand.
+"""All ranks of a mesh in one process: each has its plan, session and shards; collectives are simulated.
 
 Every rank runs its own schedule until it waits for a collective that another rank has not started. What is
 received is filled with NaN when the collective is issued and arrives when all ranks have issued it: a plan
@@ -112,7 +112,7 @@ class Rank:
         groups, state = self.optimizer.param_groups, self.optimizer.state
         names = self.optimizer._STATE_NAMES
         self.plan = Plan(groups, existing(groups, state, names), self.meshes, self.layouts)
-        self.transfers = self.plan.transfers  # made anew whenever it is asked for
+        self.transfers = self.plan.transfers  # rebuilt at every access
         optional = {name: self.optimizer._class_of(name)._OPTIONAL_ROLES for name in self.plan.algorithms}
         states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)

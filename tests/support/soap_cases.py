@@ -49,7 +49,7 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("blocks", Group(HEADS, {"split_sizes": (6, 2, 4)})),
     _soap("blocks-short", Group(HEADS, {"split_sizes": (6, 2, 4)}), sides="short"),
     _soap("flatten", Group(KERNELS), flatten=True),
-    # Rows of several dimensions, of one matrix of which all are; then columns.
+    # Rows of several dimensions, for one matrix of all its dimensions; then columns.
     _soap("merged-rows", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12),
     _soap("merged-columns", Group(MERGED_COLUMNS), merge_dims=True, max_precondition_dim=12),
     _soap("merged-short", Group(MERGED_COLUMNS), merge_dims=True, max_precondition_dim=12, sides="short"),

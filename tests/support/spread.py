@@ -1,4 +1,4 @@
-"""Which tests stay together where several processes share a run (``--dist loadgroup``).
+"""Groups of tests for one process where several processes share a run (``--dist loadgroup``).
 
 A process takes a group at a time. So fixtures that are made once for a module, or for all modules, are made
 in one process; what remains goes in pieces that are small enough for all processes to end at about the same

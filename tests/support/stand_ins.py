@@ -24,7 +24,7 @@ NO_DEVICE = 100
 
 
 DRIVER = "libcuda.so.1"
-"""Needed by what torch opens when it compiles for a device alone: nobody shall find it by its name."""
+"""Needed only by what torch opens when it compiles for a device: it must not be found by its name."""
 
 
 def _is_on_the_machine(name: str) -> bool:
@@ -36,7 +36,7 @@ def _is_on_the_machine(name: str) -> bool:
 
 
 def missing(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """Functions by symbol version, "" for none, of each library that ``torch/lib`` needs and nobody has."""
+    """Functions by symbol version, "" for none, of each missing library that ``torch/lib`` needs."""
     libraries = [path for path in sorted(folder.glob("*.so*")) if path.is_file()]
     needs = {path: elf.needed(path) for path in libraries}
     absent = {name for names in needs.values() for name in names} - {DRIVER}

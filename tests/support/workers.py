@@ -1,4 +1,4 @@
-"""Processes that stay up and run functions as the ranks of a process group."""
+"""Processes that are kept alive and run functions as the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIZES = (2, 4, 8)
 
 
 def _serve(rank: int, world: int, store: str, pipe: Connection, backend: str) -> None:
-    """Runs jobs until told to stop."""
+    """Runs jobs until it receives a request to stop."""
     torch.set_num_threads(1)
     if os.environ.get("OXIDION_TEST_DEVICE") == "emulated":
         from oxidion._cuda import device
@@ -200,7 +200,7 @@ def workers(world: int, backend: str = "gloo") -> Iterator[Workers]:
 class Pool(Mapping[int, Workers]):
     """Process groups that all tests share, by their number of ranks; each is started when first asked for.
 
-    A group that lost a rank is started anew for the next test that asks.
+    A group that lost a rank is restarted for the next test that asks.
     """
 
     def __init__(self) -> None:

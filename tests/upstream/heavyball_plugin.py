@@ -61,7 +61,7 @@ def _get_optim(cls: Any, params: Any, **kwargs: Any) -> Optimizer:
 
 
 def install() -> None:
-    """Puts the classes in the place of the package's own, before a module of tests reads their names."""
+    """Replaces the package's own classes, before a module of tests reads their names."""
     heavyball: Any = importlib.import_module("heavyball")
     tables: Any = importlib.import_module("utils")  # of its tests, which makes all of its own optimizers
     tables.REPRESENTATIVE_OPTS = list(OWN)

@@ -1,6 +1,6 @@
 """pytest plugin: kozistr/pytorch_optimizer's tests over the classes of this package.
 
-Its wrappers, schedulers, models and thresholds stay; its registry of optimizers and its tables of arguments
+Its wrappers, schedulers, models and thresholds are kept; its registry of optimizers and tables of arguments
 hold the classes of this package instead. The two call the same errors by other names.
 """
 
@@ -31,7 +31,7 @@ SAM_KEYS = ("rho", "adaptive", "sigma", "lmbda")
 
 
 def _without_flags(params: Any) -> Any:
-    """Groups without `FLAGS`: what is no matrix goes to AdamW by its shape."""
+    """Groups without `FLAGS`: the shape assigns parameters other than matrices to AdamW."""
     groups = list(params) if params is not None else None
     if not groups or not isinstance(groups[0], dict):
         return groups

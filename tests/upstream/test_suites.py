@@ -30,7 +30,7 @@ class Suite(NamedTuple):
 
     Attributes:
         variable: names the checkout.
-        plugin: puts the classes of this package in the place of its own.
+        plugin: replaces the suite's classes by those of this package.
         files: of the checkout.
         select: expression of pytest for the tests that are run.
         explained: regular expressions of the tests that fail.

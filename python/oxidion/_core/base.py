@@ -147,10 +147,10 @@ class OxOptimizer(Stepper, Optimizer):
         finally:
             self._given_so_far = self._names_so_far = None
         name = type(self).__name__
-        group_checks.tell_of_others(name, self._ALGORITHM, self.param_groups, self._SCHEMA)
+        group_checks.log_other_algorithms(name, self._ALGORITHM, self.param_groups, self._SCHEMA)
         takers = {self._registry[group["algorithm"]] for group in self.param_groups}
         if any(taker._MATRIX for taker in takers) and not self._read_groups():
-            group_checks.tell_of_repeated_work(name)
+            group_checks.log_repeated_work(name)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
         if init_state:
             self._init_states = True
@@ -185,7 +185,7 @@ class OxOptimizer(Stepper, Optimizer):
             words = {*own._WORDS, *(("beta1", "beta2") if mirrors else ())}
             group_checks.refuse_alien(param_group, own._ALGORITHM, schemas, words, f"group {number}")
             schema.spell(param_group, self.defaults, self._SCHEMA, schemas)
-            schema.settle_kinds(param_group, self._SCHEMA, schemas)
+            schema.fill_defaults(param_group, self._SCHEMA, schemas)
             self._check(param_group, number)
             group_checks.name(param_group, number, self.param_groups, self._names_so_far)
         self._append(param_group)
@@ -193,7 +193,7 @@ class OxOptimizer(Stepper, Optimizer):
             if "param_names" not in param_group:
                 param_group["seed_by"] = "position"
             schema.complete(param_group, self.defaults, self._schemas())
-            schema.settle_memory(param_group)
+            schema.resolve_memory_fraction(param_group)
             self._check(param_group, number)
             averages.check_new(param_group, f"group {number}")
             self._check_together(param_group, f"group {number}")
@@ -302,7 +302,7 @@ class OxOptimizer(Stepper, Optimizer):
                 )
             cls._check_shape_is_kept(name, param)
             if matrix and group["strict"] and param.ndim < 2:
-                rest, own = self._sorter.beside(cls), type(self).__name__
+                rest, own = self._sorter.scalar_default(cls), type(self).__name__
                 taker = own if cls._ALGORITHM == self._ALGORITHM else cls.__name__
                 raise group_checks.no_matrix(name, taker, own, tuple(param.shape), rest, is_bare=is_bare)
             cls._advise(name, tuple(param.shape), group)
@@ -403,7 +403,7 @@ class OxOptimizer(Stepper, Optimizer):
         return {name: word for name, word in words.items() if name not in self.defaults} if words else words
 
     @override
-    def _settle_algorithm(self, group: dict[str, Any], number: int) -> None:
+    def _assign_algorithm(self, group: dict[str, Any], number: int) -> None:
         if group.get("algorithm") not in self._registry:
             self._sorter.name_algorithm(type(self), group, self.defaults["lr"])
             field = {"algorithm": schema.COMMON["algorithm"]}
@@ -468,7 +468,7 @@ class OxOptimizer(Stepper, Optimizer):
             self._replanned = False
             self._is_loaded = True
             self._cold = loading.without_states(self.param_groups, self.state)
-            self._settle()
+            self._reshard_states()
             if self._init_states:
                 self.init_state()
         except BaseException:
@@ -497,7 +497,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes a group that comes from a checkpoint or a pickle of another version, in place."""
         if "betas" not in group and "beta2" in group:
             group["betas"] = (group.get("beta1", self.defaults.get("beta1")), group["beta2"])
-        schema.settle_kinds(group, self._SCHEMA, self._schemas())
+        schema.fill_defaults(group, self._SCHEMA, self._schemas())
         for key, value in self.defaults.items():
             group.setdefault(key, value)
         schema.complete(group, self.defaults, self._schemas())
@@ -542,7 +542,7 @@ class OxOptimizer(Stepper, Optimizer):
                 ``synchronize_for_checkpoint()``.
         """
         self._refuse_poison()
-        self._settle_keys()
+        self._normalize_keys()
         aside = self._unsaved()
         if aside:
             shown = [
@@ -602,7 +602,7 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_poison()
-        self._settle_keys()
+        self._normalize_keys()
         with self._owned.zeros_shown(self.state):
             self._refuse_owned()
             state: dict[str, Any] = super().__getstate__()
@@ -672,13 +672,13 @@ class OxOptimizer(Stepper, Optimizer):
         Parameters are written in place; their states say so, in every checkpoint. Other groups do not
         change: see `averaged`.
         """
-        self._settle_keys()
+        self._normalize_keys()
         self._check_written()
         averages.switch(self.param_groups, self.state, "eval")
 
     def train(self) -> None:
         """Has the parameters hold the weights at which gradients are taken, after `eval`."""
-        self._settle_keys()
+        self._normalize_keys()
         self._check_written()
         averages.switch(self.param_groups, self.state, "train")
 
@@ -689,7 +689,7 @@ class OxOptimizer(Stepper, Optimizer):
         Parameters are written in place and brought back at the end, from copies that are kept meanwhile.
         ``step`` raises inside.
         """
-        self._settle_keys()
+        self._normalize_keys()
         self._check_written()
         with averages.averaged(self.param_groups, self.state):
             self._inside_averaged += 1
@@ -732,7 +732,7 @@ class OxOptimizer(Stepper, Optimizer):
         for here, specs, algorithm in zip(own, plan.state_specs(), plan.algorithms, strict=True):
             here["states"] = stored(specs, self._STATE_NAMES.get(algorithm, {}))
         rows = zip(plan.rows(), own, strict=True)
-        kernels = self_check.told(device_of(self.param_groups), plan.sources())
+        kernels = self_check.states(device_of(self.param_groups), plan.sources())
         said = ", ".join(f"{name} {word}" for name, word in kernels.items())
         return Table(
             [{**{key: row[key] for key in first}, **here, **row} for row, here in rows],

@@ -75,7 +75,7 @@ class Sorter(Protocol):
     def name_algorithm(self, cls: Any, group: dict[str, Any], lr: Any) -> None:
         """Replaces what a group has as its algorithm by the algorithm's name, in place."""
 
-    def beside(self, cls: Any) -> str:
+    def scalar_default(self, cls: Any) -> str:
         """The algorithm for parameters that are no matrices, for the class of those that are."""
 
 

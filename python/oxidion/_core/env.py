@@ -27,5 +27,5 @@ def env_report() -> str:
         f"OXIDION_CUDA={os.environ.get('OXIDION_CUDA') or 'auto'}",
     }
     lines = [f"{key + ':':<13}{value}" for key, value in facts.items()]
-    own = [f"{name} {word}, in this process" for name, word in self_check.told_everywhere().items()]
+    own = [f"{name} {word}, in this process" for name, word in self_check.states_everywhere().items()]
     return "\n".join([*lines, *(f"{'kernels:':<13}{row}" for row in [*own, *self_check.records()])])

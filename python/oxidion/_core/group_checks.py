@@ -71,8 +71,8 @@ def name(
     twice = next((known for known in own if known in names), None)
     if twice is not None:
         raise ValueError(
-            f"group {number}: {twice!r} is the name of a parameter of another group too, and names tell "
-            "parameters apart: give each its whole name, as param_groups(part, prefix='part') does"
+            f"group {number}: {twice!r} is the name of a parameter of another group too, and names must be "
+            "unique: give each its whole name, as param_groups(part, prefix='part') does"
         )
 
 
@@ -198,7 +198,7 @@ def lacks_rank(own: Mapping[str, validate.Field], groups: Iterable[Mapping[str, 
     return "rank" in own and not any(group.get("rank") for group in groups)
 
 
-def tell_of_others(
+def log_other_algorithms(
     cls: str, algorithm: str, groups: Sequence[Mapping[str, Any]], own: Mapping[str, validate.Field]
 ) -> None:
     """Logs a warning if no group has the algorithm of the class, or the rank without which it is another."""
@@ -226,7 +226,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def tell_of_repeated_work(cls: str) -> None:
+def log_repeated_work(cls: str) -> None:
     """Logs that all ranks do all work on all matrices, if no mesh and no DTensor lets them share it."""
     ranks = comm.world_size()
     if ranks > 1:

@@ -16,7 +16,7 @@ from oxidion._core.state import (
     MOMENTS,
     SCALES,
     check_absent,
-    check_codes,
+    check_quantized,
     check_state,
     existing,
     is_counter,
@@ -195,7 +195,7 @@ def _check_states(
     found = zip(names(groups), held.values(), listed, plan.algorithms, bits_of, strict=True)
     for name, own, specs, algorithm, bits in found:
         for spec in specs:
-            check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name, bits)
+            check_quantized(own, key_of(spec["role"], public.get(algorithm, {})), spec, name, bits)
     if any(len(own) < len(held[param]) for param, own in numbers.items()):
         plan = _plan(optimizer, groups, held)
         listed = plan.state_specs()
@@ -248,7 +248,7 @@ def _check_all_there(
             raise ValueError(
                 f"{lost}: the state dict has no states of it, and has some of other parameters of "
                 f"group {number}. It was frozen or unused in that run, or its states were cleared. To begin "
-                "it anew, set its grad to None and requires_grad to False while the state dict is loaded"
+                "it again, set its grad to None and requires_grad to False while the state dict is loaded"
             )
 
 
@@ -262,8 +262,8 @@ def without_states(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]
 def _is_number(entry: tuple[Any, Any]) -> bool:
     """Returns True for an entry that is neither a quantized state nor its scales."""
     key, value = entry
-    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
-    return not coded and not (isinstance(key, str) and key.endswith(SCALES))
+    quantized = isinstance(value, Tensor) and value.dtype == torch.uint8
+    return not quantized and not (isinstance(key, str) and key.endswith(SCALES))
 
 
 def _plan(optimizer: Stepper, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:

@@ -156,7 +156,7 @@ def drop_others(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> int:
     return dropped
 
 
-def tell_of_dropped(count: int) -> None:
+def log_dropped(count: int) -> None:
     """Says how many remainders were dropped."""
     if count:
         logging.getLogger("oxidion").warning(
@@ -212,7 +212,7 @@ def rounding(group: Mapping[str, Any], dtype: torch.dtype) -> str:
     return "nearest" if dtype in NARROW else "exact"
 
 
-def tell_of_rounding(groups: list[dict[str, Any]]) -> None:
+def warn_of_rounding(groups: list[dict[str, Any]]) -> None:
     """Says how many bfloat16 parameters lose small updates, and what they can have instead."""
     stepped = [(group, param) for group in groups for param in group["params"] if param.grad is not None]
     count = sum(

@@ -98,7 +98,7 @@ def translate(
         settings[word.key] = value
 
 
-def settle_kinds(
+def fill_defaults(
     group: dict[str, Any], own: Mapping[str, Field], schemas: Mapping[str, Mapping[str, Field]]
 ) -> None:
     """Gives a group its algorithm's defaults where the class's are of another kind.
@@ -254,7 +254,7 @@ def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str
     return {key: value for key, value in values.items() if key in keys}
 
 
-def settle_memory(group: dict[str, Any]) -> None:
+def resolve_memory_fraction(group: dict[str, Any]) -> None:
     """Replaces a share of the memory of the device of a group's parameters by bytes, in place."""
     share = group.get("workspace_limit")
     if isinstance(share, float) and group["params"]:

@@ -198,7 +198,7 @@ def check_absent(
         raise ValueError(f"{name}: its state has factors but no {key!r}: {way_out}")
 
 
-def check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str, bits: int) -> None:
+def check_quantized(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str, bits: int) -> None:
     """Refuses 8-bit states that the plan does not allow, that lack values or scales, or that are floats.
 
     Args:
@@ -212,32 +212,32 @@ def check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name:
         ValueError: for such a state; it names the key.
     """
     value, scales = own.get(key), own.get(key + SCALES)
-    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
-    if (coded and not spec["codable"]) or (scales is not None and value is not None and not coded):
+    quantized = isinstance(value, Tensor) and value.dtype == torch.uint8
+    if (quantized and not spec["codable"]) or (scales is not None and value is not None and not quantized):
         check_state(value, key, spec, name)
-    elif coded and not isinstance(scales, Tensor):
+    elif quantized and not isinstance(scales, Tensor):
         raise ValueError(
-            f"{name}: state {key!r} is uint8 without {key + SCALES!r}: the codes have no scale. Load both"
+            f"{name}: state {key!r} is uint8 without {key + SCALES!r}: the values have no scale. Load both"
         )
     elif scales is not None and spec["codable"] and value is None:
         raise ValueError(f"{name}: state {key + SCALES!r} is there without {key!r}. Load both, or neither")
-    elif bits == 8 and spec["codable"] and scales is None and _has_codes(value):
+    elif bits == 8 and spec["codable"] and scales is None and _has_quantized_values(value):
         raise ValueError(
-            f"{name}: state {key!r} has whole numbers up to 255, no {key + SCALES!r}: they are codes, which "
-            "torch.distributed.checkpoint copies into an optimizer with states of 32 bits as if they were "
-            "numbers. Make that optimizer with state_bits=8"
+            f"{name}: state {key!r} has whole numbers up to 255, no {key + SCALES!r}: they are quantized, "
+            "which torch.distributed.checkpoint copies into an optimizer with states of 32 bits as if they "
+            "were numbers. Make that optimizer with state_bits=8"
         )
 
 
-def _has_codes(value: object) -> bool:
+def _has_quantized_values(value: object) -> bool:
     """Returns True for floats that are all integers in 0..255, and not only 0 and 1: 8-bit values."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     if str(value.dtype).removeprefix("torch.") not in DTYPES:
         return False
     held = local(value).detach()
-    codes = held.clamp(0, 255).round()
-    return held.numel() > 0 and bool((codes == held).all()) and bool(codes.max() > 1)
+    q8 = held.clamp(0, 255).round()
+    return held.numel() > 0 and bool((q8 == held).all()) and bool(q8.max() > 1)
 
 
 def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hint: str = "") -> None:
@@ -261,8 +261,8 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
     if dtype != spec["dtype"]:
         is_fixed = key.endswith(SCALES) or spec["dtype"] in ("uint8", "int16")
         allowed = spec["dtype"] if is_fixed else ", ".join(DTYPES)
-        coded = " or uint8 codes with their absmax" if spec["codable"] and dtype == "uint8" else ""
-        raise ValueError(f"{name}: state {key!r} must be of dtype {allowed}{coded}, got {dtype}{hint}")
+        quantized = " or uint8 with their absmax" if spec["codable"] and dtype == "uint8" else ""
+        raise ValueError(f"{name}: state {key!r} must be of dtype {allowed}{quantized}, got {dtype}{hint}")
     if tuple(value.shape) != shape:
         raise ValueError(
             f"{name}: state {key!r} must have shape {shape}, got {tuple(value.shape)}{hint}. States go by "
@@ -344,13 +344,13 @@ def stored(specs: Iterable[Mapping[str, Any]], public: Mapping[str, str]) -> str
     for spec in specs:
         if is_counter(spec) or not spec["shape"] or spec["role"].endswith(SCALES):
             continue
-        at_random = " at random" if spec["rounded"] and spec["coded"] is None else ""
-        kind = "8 bits" if spec["coded"] is not None else spec["dtype"] + at_random
+        at_random = " at random" if spec["rounded"] and spec["quantized"] is None else ""
+        kind = "8 bits" if spec["quantized"] is not None else spec["dtype"] + at_random
         words.append(f"{key_of(spec['role'], public)} {kind}")
     return ", ".join(words)
 
 
-def settle(
+def reshard_states(
     plan: Plan,
     groups: list[dict[str, Any]],
     state: Mapping[Tensor, dict[str, Any]],
@@ -492,33 +492,33 @@ def whole(
         value, spec = own[key + ending], specs[role + ending]
         return full(value).detach() if spec["owned"] is None else collected(value, spec, groups)
 
-    if specs[role]["coded"] is None:
+    if specs[role]["quantized"] is None:
         return part("")
-    (block, signed), codes = specs[role]["coded"], part("")
-    return dequantize_blockwise(codes, part(SCALES), block, signed, stream_of(codes))
+    (block, signed), q8 = specs[role]["quantized"], part("")
+    return dequantize_blockwise(q8, part(SCALES), block, signed, stream_of(q8))
 
 
 def average_momenta(
     states: Iterable[dict[str, Any]], specs: Iterable[list[dict[str, Any]]], groups: Iterable[Any]
 ) -> None:
     """Replaces momenta by their means over process groups, in place; every rank of them has to call this."""
-    plain, coded = [], []
+    plain, quantized = [], []
     for own, listed in zip(states, specs, strict=True):
         for spec in listed:
             if spec["role"] == "momentum" and "momentum" in own:
-                if spec["coded"] is None:
+                if spec["quantized"] is None:
                     plain.append(local(own["momentum"]))
                 else:
-                    codes, scales = local(own["momentum"]), local(own["momentum" + SCALES])
-                    coded.append((codes, scales, spec["coded"]))
+                    q8, scales = local(own["momentum"]), local(own["momentum" + SCALES])
+                    quantized.append((q8, scales, spec["quantized"]))
     means = [
-        dequantize_blockwise(codes, scales, block, signed, stream_of(codes))
-        for codes, scales, (block, signed) in coded
+        dequantize_blockwise(q8, scales, block, signed, stream_of(q8))
+        for q8, scales, (block, signed) in quantized
     ]
     groups = list(groups)
     collectives.average(plain, groups)
     collectives.average(means, groups)
-    for (codes, scales, (block, signed)), mean in zip(coded, means, strict=True):
-        coded_mean = quantize_blockwise(mean, block, signed, stream_of(mean))
-        for target, value in zip((codes, scales), coded_mean, strict=True):
+    for (q8, scales, (block, signed)), mean in zip(quantized, means, strict=True):
+        quantized_mean = quantize_blockwise(mean, block, signed, stream_of(mean))
+        for target, value in zip((q8, scales), quantized_mean, strict=True):
             target.copy_(value)

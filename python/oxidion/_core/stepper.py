@@ -24,7 +24,7 @@ from oxidion._core.state import (
     named_gradients,
     parameters,
     pin,
-    settle,
+    reshard_states,
     workspaces,
 )
 from oxidion._core.written import Written, is_still
@@ -98,7 +98,7 @@ class Stepper:
     _owned: OwnerSharded
     _written: Written
     _inside_averaged: int = 0
-    _has_told: bool = False
+    _has_logged: bool = False
     _cold: Sequence[int] = ()
     _is_loaded: bool = False
     _looked: frozenset[int] = frozenset()
@@ -130,7 +130,7 @@ class Stepper:
         """Other words that a group may have for its keys."""
 
     @abstractmethod
-    def _settle_algorithm(self, group: dict[str, Any], number: int) -> None:
+    def _assign_algorithm(self, group: dict[str, Any], number: int) -> None:
         """Replaces an algorithm that was written into a group by its name; refuses what is none."""
 
     @abstractmethod
@@ -148,16 +148,16 @@ class Stepper:
         if grad_factor is None:
             scale = getattr(self, "grad_scale", None)
             grad_factor = 1.0 if scale is None else 1.0 / float(scale)
-        self._settle_keys()
+        self._normalize_keys()
         if self._inside_averaged:
             raise RuntimeError(averages.IN_EVAL)
         if self._cold:
-            self._tell_cold()
+            self._warn_of_cold_states()
         if self._is_loaded:
             self._count_loaded()
-        if not self._has_told:
-            self._has_told = True
-            masters.tell_of_rounding(self.param_groups)
+        if not self._has_logged:
+            self._has_logged = True
+            masters.warn_of_rounding(self.param_groups)
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -306,12 +306,12 @@ class Stepper:
         for ranks in planned:
             if ranks not in groups:
                 continue
-            told = (ranks, groups[ranks], hint)
+            arguments = (ranks, groups[ranks], hint)
             rows = [(names[i], params[i]) for i in session.copies(list(ranks))]
-            agree.check_copies(rows, *told, what="values", error=LayoutError)
+            agree.check_copies(rows, *arguments, what="values", error=LayoutError)
             if ranks in averaged:
                 rows = [(name, param.grad) for name, param in rows if param.grad is not None]
-                agree.check_copies(rows, *told, what="gradients", error=PlanMismatch)
+                agree.check_copies(rows, *arguments, what="gradients", error=PlanMismatch)
         self._look_for_zeros(groups)
 
     def _moves(self) -> bool:
@@ -361,8 +361,8 @@ class Stepper:
             # The ranks of an axis have the same parameters on it, and may have others besides.
             at = [index for index, own in enumerate(lines) if ranks in own]
             if at:
-                told = collectives.largest_of([flags[index] for index in at], line)
-                for index, flag in zip(at, told, strict=True):
+                largest = collectives.largest_of([flags[index] for index in at], line)
+                for index, flag in zip(at, largest, strict=True):
                     flags[index] = flag
         is_zero, axes = int(not all(flags)), set(groups or {})
         if not self._is_grid or any(own != axes for own in lines):
@@ -474,17 +474,17 @@ class Stepper:
             self._poison = self._disagreed(self._pending, complaint)
             raise PoisonedOptimizer(self._advice())
 
-    def _settle_keys(self) -> None:
+    def _normalize_keys(self) -> None:
         """Reads what was written into the groups since the last step under other words for their keys."""
         for number, group in enumerate(self.param_groups):
-            self._settle_algorithm(group, number)
+            self._assign_algorithm(group, number)
             words = self._words(group)
             if not words.keys().isdisjoint(group):
                 schema.translate(group, words, f"group {number}", latest=True)
         schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     def _make_plan(self) -> Plan:
-        self._settle_keys()
+        self._normalize_keys()
         found = existing(self.param_groups, self.state, self._STATE_NAMES)
         return Plan(self._settings(), found, self._meshes)
 
@@ -507,7 +507,7 @@ class Stepper:
         self._looked = frozenset()
         groups = self._read_groups()
         averages.drop_others(self.param_groups, self.state)
-        masters.tell_of_dropped(masters.drop_others(self.param_groups, self.state))
+        masters.log_dropped(masters.drop_others(self.param_groups, self.state))
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))
         self._places = tuple(where for where, _ in memory)
@@ -545,7 +545,7 @@ class Stepper:
             self._session = None  # the next step scatters them
         return session
 
-    def _tell_cold(self) -> None:
+    def _warn_of_cold_states(self) -> None:
         """Warns once about groups whose checkpoint had steps and no states."""
         for number in self._cold:
             logging.getLogger("oxidion").warning(
@@ -583,7 +583,7 @@ class Stepper:
         self._groups = None
         self._agreed = False
 
-    def _settle(self) -> None:
+    def _reshard_states(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
         held = entries_of(self.state, self.param_groups)
         values = [value for _, _, own in held for value in own.values()]
@@ -591,5 +591,5 @@ class Stepper:
         self._owned.is_fresh = not held
         everything = [*(param for _, param, _ in held), *values]
         if self._meshes.groups or any(map(comm.is_distributed, everything)):
-            settle(self._make_plan(), self.param_groups, self.state, self._STATE_NAMES)
+            reshard_states(self._make_plan(), self.param_groups, self.state, self._STATE_NAMES)
         pin(self.param_groups, self.state)

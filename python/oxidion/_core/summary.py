@@ -98,7 +98,7 @@ def _untouched(
 ) -> dict[str, Any]:
     """The settings of a group of an algorithm for which nothing was said."""
     group: dict[str, Any] = {"algorithm": algorithm}
-    schema.settle_kinds(group, own, schemas)
+    schema.fill_defaults(group, own, schemas)
     group = {**usual, **group, "step": 0}
     schema.complete(group, usual, schemas)
     return group

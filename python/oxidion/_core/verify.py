@@ -14,7 +14,7 @@ from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
-from oxidion._dist.collectives import average, tell
+from oxidion._dist.collectives import all_gather_object, average
 from oxidion._dist.comm import full, is_distributed, local, with_local
 
 EXPECTED = "expected"
@@ -40,7 +40,7 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
         twin = copy.copy(optimizer)
     finally:
         optimizer._owned = owned
-    twin._meshes, twin._has_told = optimizer._meshes, True
+    twin._meshes, twin._has_logged = optimizer._meshes, True
     twins = {}
     for param in parameters(optimizer.param_groups):
         is_wide = wide and param.dtype in masters.NARROW
@@ -74,9 +74,11 @@ def _twin(optimizer: Stepper, *, wide: bool = False) -> Stepper:
 def merged(found: dict[str, list[Any]], groups: Iterable[Any]) -> dict[str, list[Any]]:
     """Lists by name of all ranks of the groups, each entry once."""
     for group in groups:
-        told = tell(found, group)
+        gathered = all_gather_object(found, group)
         found = {
-            key: sorted({entry for one in told for entry in one.get(key, ())}) for one in told for key in one
+            key: sorted({entry for one in gathered for entry in one.get(key, ())})
+            for one in gathered
+            for key in one
         }
     return found
 
@@ -218,10 +220,10 @@ def verify(optimizer: Stepper) -> Table:
                 if not role.endswith(SCALES) and role != masters.KEY
             }
             grad = _mean(twin, param.grad)
-            told = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
-            told["dtype"] = masters.weight(param, own).dtype
-            told["state_types"] = {role: own[key_of(role, public)].dtype for role in state}
-            settings = {**group, **twin._functions, **told}
+            gathered = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
+            gathered["dtype"] = masters.weight(param, own).dtype
+            gathered["state_types"] = {role: own[key_of(role, public)].dtype for role in state}
+            settings = {**group, **twin._functions, **gathered}
             entry["start"], entry["reference"], entry["rounded"] = (
                 _weight(twin, param).double().cpu() for _ in range(3)
             )

@@ -155,7 +155,7 @@ def refuse_capture(device: torch.device) -> None:
         RuntimeError: during a capture.
     """
     if is_capturing(device):
-        raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
+        raise RuntimeError("take one step before the capture of a graph: something has to be planned again")
 
 
 def kept_in() -> Path | None:
@@ -166,7 +166,7 @@ def kept_in() -> Path | None:
     try:
         make_private(folder)
     except OSError as error:
-        warnings.warn(f"CUDA kernels are compiled anew in each process, and not kept: {error}", stacklevel=2)
+        warnings.warn(f"CUDA kernels are compiled in each process again, and not kept: {error}", stacklevel=2)
         return None
     return folder
 
@@ -189,10 +189,10 @@ def nvrtc_libraries() -> list[Path]:
     """
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
-    beside = [file for folder in folders for file in sorted(folder.glob("*/lib/libnvrtc.so.*"))]
+    installed = [file for folder in folders for file in sorted(folder.glob("*/lib/libnvrtc.so.*"))]
     own = f".so.{(torch.version.cuda or '').partition('.')[0]}"
-    beside.sort(key=lambda file: not file.name.endswith(own))
-    return list(dict.fromkeys(file.absolute() for file in (*_of_pathfinder(), *beside)))
+    installed.sort(key=lambda file: not file.name.endswith(own))
+    return list(dict.fromkeys(file.absolute() for file in (*_of_pathfinder(), *installed)))
 
 
 def described(where: torch.device) -> str:
@@ -213,7 +213,7 @@ def refusal_of_graphs(where: torch.device) -> str:
     A scalar that is passed to libtorch, such as a learning rate, would keep its captured value in replays.
     """
     found = f"{where.type}, by libtorch" if tier() == "libtorch" else described(where)
-    return "" if found == where.type else f"on {found}, what a step is told would be fixed by a capture"
+    return "" if found == where.type else f"on {found}, a capture would fix the arguments of a step"
 
 
 @cache

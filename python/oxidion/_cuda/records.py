@@ -40,17 +40,17 @@ def folder() -> Path | None:
 def read(file: Path, keys: Collection[str]) -> dict[str, Any]:
     """A record that has these keys; empty where there is none that this user alone could write."""
     try:
-        told = json.loads(read_private(file))
+        record = json.loads(read_private(file))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) and told.keys() >= {"key", *keys} else {}
+    return record if isinstance(record, dict) and record.keys() >= {"key", *keys} else {}
 
 
-def write(file: Path, told: Mapping[str, Any]) -> None:
+def write(file: Path, record: Mapping[str, Any]) -> None:
     """Keeps a record: the file is there whole or not at all."""
     try:
         with private_folder(file.parent) as at:
-            keep(at, file.name, f"{json.dumps(told, indent=1)}\n".encode())
+            keep(at, file.name, f"{json.dumps(record, indent=1)}\n".encode())
     except OSError as error:
         _log.warning("%s cannot be kept: %s", file, error)
 

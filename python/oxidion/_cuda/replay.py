@@ -23,7 +23,7 @@ class Capture:
         self._graph = cuda_graph()
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_stream(self) -> Iterator[None]:
         """Makes the stream of the capture the current one, ordered after and before the one that is."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
@@ -117,7 +117,7 @@ class Replay:
         """The stream of the capture, in the step that is captured."""
         if self._capture is None or self.captured:
             return contextlib.nullcontext()
-        return self._capture.beside()
+        return self._capture.on_stream()
 
     def prepare(self, session: Session) -> None:
         """Refuses a step that is not the captured one, and one that cannot be captured."""
@@ -130,8 +130,8 @@ class Replay:
             )
         if self.captured and not due and pattern != self._pattern:
             raise RuntimeError(
-                "other parameters have gradients than in the captured step, or gradients that have to stay "
-                "where they are were moved: call release()"
+                "other parameters have gradients than in the captured step, or gradients that must not move "
+                "were moved: call release()"
             )
         if not self._directly and not self.captured:
             if copied:

@@ -62,7 +62,16 @@ PROVEN: frozenset[str] = frozenset()
 GROUPS = ("symmetric_wgmma.cu", "symmetric_mma.cu")
 """A source that is used by default only where it is proven, and the one that does the same everywhere."""
 SOURCES = (
-    *("updates.cu", "sums.cu", "totals.cu", "factors.cu", "means.cu", "rows.cu", "coded.cu", "coded_sums.cu"),
+    *(
+        "updates.cu",
+        "sums.cu",
+        "totals.cu",
+        "factors.cu",
+        "means.cu",
+        "rows.cu",
+        "quantized.cu",
+        "quantized_sums.cu",
+    ),
     *("gram.cu", "cholesky.cu", "select.cu", "normals.cu"),
     *("copies.cu", "messages.cu", "symmetric_mma.cu", "symmetric_wgmma.cu"),
 )
@@ -96,7 +105,7 @@ class Verdict:
 
 _known: dict[str, Verdict] = {}
 """Verdicts by key, of this process."""
-_settled: set[tuple[int, str]] = set()
+_applied: set[tuple[int, str]] = set()
 """Devices and sources that were dealt with in this process."""
 _used: set[int] = set()
 """Devices that steps were planned for in this process."""
@@ -168,13 +177,13 @@ def approve(where: torch.device, names: Sequence[str]) -> None:
     _used.add(number)
     if is_on():
         images = source_images(number)
-        new = {name: image for name, image in images.items() if (number, name) not in _settled}
-        _settle(number, facts, judged(number, facts, new))
+        new = {name: image for name, image in images.items() if (number, name) not in _applied}
+        _apply_verdicts(number, facts, judged(number, facts, new))
         loaded = {name for name, state, *_ in source_states(number) if state == "loaded"}
         tuning.choose(number, facts, {name: images[name] for name in images if name in loaded})
 
 
-def anew(where: torch.device) -> dict[str, Verdict]:
+def repeated(where: torch.device) -> dict[str, Verdict]:
     """Verdicts on all sources that a device has, checked once more.
 
     Raises:
@@ -193,11 +202,11 @@ def anew(where: torch.device) -> dict[str, Verdict]:
     return {**off, **judged(number, facts, source_images(number))}
 
 
-def _settle(number: int, facts: Facts, verdicts: Mapping[str, Verdict]) -> None:
+def _apply_verdicts(number: int, facts: Facts, verdicts: Mapping[str, Verdict]) -> None:
     """Acts on verdicts."""
     unchecked = []
     for name, verdict in verdicts.items():
-        _settled.add((number, name))
+        _applied.add((number, name))
         if verdict.result == "pass":
             continue
         if verdict.result == "unknown" and name != GROUPS[0]:
@@ -294,8 +303,8 @@ def _recorded(keys: Mapping[str, str]) -> dict[str, Verdict]:
     if where is None:
         return found
     for name, key in keys.items():
-        if (told := _read(_file(where, name, key))) and told.get("key") == key:
-            verdict = Verdict(*(told[field] for field in Verdict.__dataclass_fields__))
+        if (stored := _read(_file(where, name, key))) and stored.get("key") == key:
+            verdict = Verdict(*(stored[field] for field in Verdict.__dataclass_fields__))
             reason = verdict.reason and f"{verdict.reason} (found before, and kept in {where})"
             found[name] = replace(verdict, reason=reason)
     return found
@@ -303,8 +312,8 @@ def _recorded(keys: Mapping[str, str]) -> dict[str, Verdict]:
 
 def _read(file: Path) -> dict[str, Any]:
     """The record of a verdict; empty where there is none."""
-    told = read(file, {"source", *Verdict.__dataclass_fields__})
-    return told if told.get("result") in KEPT else {}
+    stored = read(file, {"source", *Verdict.__dataclass_fields__})
+    return stored if stored.get("result") in KEPT else {}
 
 
 def _keep(key: str, name: str, facts: Facts, verdict: Verdict) -> None:
@@ -315,16 +324,16 @@ def _keep(key: str, name: str, facts: Facts, verdict: Verdict) -> None:
     where = folder()
     if where is not None:
         versions = {"oxidion": __version__, "torch": torch.__version__, "checks": CHECKS}
-        told = {"key": key, "source": name, **asdict(verdict), **facts._asdict(), **versions}
-        write(_file(where, name, key), told)
+        stored = {"key": key, "source": name, **asdict(verdict), **facts._asdict(), **versions}
+        write(_file(where, name, key), stored)
 
 
 def forget(facts: Facts) -> None:
     """Removes the verdicts that are kept for a device."""
     _known.clear()
     for file in sorted((folder() or Path("/nowhere")).glob("check-*.json")):
-        told = _read(file)
-        if all(told.get(field, value) == value for field, value in facts._asdict().items()):
+        stored = _read(file)
+        if all(stored.get(field, value) == value for field, value in facts._asdict().items()):
             file.unlink(missing_ok=True)
     tuning.forget(facts)
 
@@ -410,13 +419,13 @@ class Child:
         at, since, in_time = "", 0.0, True
         until = time.monotonic() + STARTING
         try:
-            while (told := self._next(until)) is not None:
+            while (stored := self._next(until)) is not None:
                 now = time.monotonic()
                 since = since or now
-                at = told.get("begin", "")
+                at = stored.get("begin", "")
                 until = min(now + limit, since + in_all() - spent)
-                if "source" in told:
-                    found[told["source"]] = Verdict(*(told[f] for f in Verdict.__dataclass_fields__))
+                if "source" in stored:
+                    found[stored["source"]] = Verdict(*(stored[f] for f in Verdict.__dataclass_fields__))
             why = self._why()
         except queue.Empty:
             in_time = False
@@ -487,7 +496,7 @@ def turn_off(where: torch.device, off: Sequence[int]) -> str:
     return ""
 
 
-def told(where: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
+def states(where: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
     """By source what computes on a device: "kernels", "libtorch (reason)", or "not loaded".
 
     Args:
@@ -511,12 +520,12 @@ def told(where: torch.device, names: Sequence[str] | None = None) -> dict[str, s
     }
 
 
-def told_everywhere() -> dict[str, str]:
+def states_everywhere() -> dict[str, str]:
     """The same of all devices that this process has used, for sources that something has asked for."""
     found = {}
     for number in sorted(_used):
         where = torch.device("cpu") if device.is_emulated() else torch.device("cuda", number)
-        found.update({f"{name} on device {number}": word for name, word in told(where).items()})
+        found.update({f"{name} on device {number}": word for name, word in states(where).items()})
     return found
 
 

@@ -80,9 +80,9 @@ def _file(where: Path, key: str) -> Path:
 
 def _kept(key: str) -> list[float | None] | None:
     where = folder()
-    told = read(_file(where, key), ("ratios",)) if where is not None else {}
-    found = told.get("ratios")
-    if told.get("key") != key or not isinstance(found, list) or len(found) != len(symmetric_classes()):
+    record = read(_file(where, key), ("ratios",)) if where is not None else {}
+    found = record.get("ratios")
+    if record.get("key") != key or not isinstance(found, list) or len(found) != len(symmetric_classes()):
         return None
     _known[key] = [None if ratio is None else float(ratio) for ratio in found]
     return _known[key]
@@ -105,8 +105,8 @@ def _measured(number: int, facts: Facts, images: Mapping[str, str], key: str) ->
         where = folder()
         if where is not None:
             versions = {"oxidion": __version__, "torch": torch.__version__, "measures": MEASURES}
-            told = {"key": key, "sources": list(images), "ratios": found, **facts._asdict(), **versions}
-            write(_file(where, key), told)
+            record = {"key": key, "sources": list(images), "ratios": found, **facts._asdict(), **versions}
+            write(_file(where, key), record)
         return found
 
 
@@ -155,8 +155,8 @@ def forget(facts: Facts) -> None:
     """Removes what is kept for a device."""
     _known.clear()
     for file in sorted((folder() or Path("/nowhere")).glob("products-*.json")):
-        told = read(file, ("ratios",))
-        if all(told.get(field, value) == value for field, value in facts._asdict().items()):
+        record = read(file, ("ratios",))
+        if all(record.get(field, value) == value for field, value in facts._asdict().items()):
             file.unlink(missing_ok=True)
 
 

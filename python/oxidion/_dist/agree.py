@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._dist.collectives import Sums, host, largest, largest_of, my_rank, sums_of, tell
+from oxidion._dist.collectives import Sums, all_gather_object, host, largest, largest_of, my_rank, sums_of
 from oxidion._dist.comm import Groups, Meshes, Ranks, local, ordered
 from oxidion._dist.grid import PRIME, Known, Weights, weights_of
 from oxidion._oxidion import PlanMismatch, Session
@@ -164,31 +164,31 @@ class Pending:
         evidence: facts about that step.
     """
 
-    def __init__(self, step: int, groups: Groups, evidence: Evidence, told: Sums | list[Totals]) -> None:
+    def __init__(self, step: int, groups: Groups, evidence: Evidence, sums: Sums | list[Totals]) -> None:
         self.step = step
         self.evidence = evidence
         self._groups = groups
-        self._told = told
+        self._sums = sums
 
-    def told(self) -> list[Totals]:
+    def read(self) -> list[Totals]:
         """Returns the sums of each axis; waits for them."""
-        if isinstance(self._told, Sums):
-            self._told = [Totals.of(totals) for totals in self._told.read()]
-        return self._told
+        if isinstance(self._sums, Sums):
+            self._sums = [Totals.of(totals) for totals in self._sums.read()]
+        return self._sums
 
     @property
     def is_planned(self) -> bool:
         """Returns True if a rank replanned the step."""
-        return self.told()[-1].planned > 0
+        return self.read()[-1].planned > 0
 
     def complaint(self, *, together: bool) -> str:
         """Says what was wrong with the step, which other ranks have taken; nothing where all was well.
 
         Args:
-            together: whether all ranks ask at the same moment, so that each can tell what it had.
+            together: whether all ranks ask at the same moment, so that each can report what it had.
         """
-        told = self.told()
-        last = told[-1]
+        sums = self.read()
+        last = sums[-1]
         if last.uneven or last.shape:
             return "a rank has parameters on other axes than before"
         if last.failed:
@@ -286,34 +286,34 @@ def _agree_axis_by_axis(
     step: int,
 ) -> Agreed:
     """Goes over one axis after the other, and to those on which others are found to wait."""
-    anew: list[Ranks] = []
-    heard: list[Totals] = []
+    replanned: list[Ranks] = []
+    summaries: list[Totals] = []
     disagreed = False
     waiting = list(groups)
     while waiting:
         ranks = waiting.pop(0)
         weights = own.weights[ranks] if ranks in own.weights else weights_of(ranks, my_rank())
         row = carried + _facts_of_axis(own, ranks, weights, evidence.facts(ranks))
-        told = Totals.of(_summed(row, ranks, groups[ranks], evidence))
-        heard.append(told)
-        if told.planned:
-            anew.append(ranks)
-        disagreed = disagreed or (bool(told.facts) and not told.skipped)
-        failed = bool(told.axes) or (disagreed and told.is_uneven)
-        uneven = told.uneven + bool(told.grid)
-        carried = [told.failed + failed, *told[1:CARRIED]]
+        axis_sum = Totals.of(_summed(row, ranks, groups[ranks], evidence))
+        summaries.append(axis_sum)
+        if axis_sum.planned:
+            replanned.append(ranks)
+        disagreed = disagreed or (bool(axis_sum.facts) and not axis_sum.skipped)
+        failed = bool(axis_sum.axes) or (disagreed and axis_sum.is_uneven)
+        uneven = axis_sum.uneven + bool(axis_sum.grid)
+        carried = [axis_sum.failed + failed, *axis_sum[1:CARRIED]]
         carried[Totals._fields.index("uneven")] = uneven
-        if told.axes and not told.late:
-            others = tell((own.used, list(own.axes)), groups[ranks])
+        if axis_sum.axes and not axis_sum.late:
+            others = all_gather_object((own.used, list(own.axes)), groups[ranks])
             carried[0] += _unknown(others)
             found = _joined(own, groups, others)
             waiting += found
             groups.update(found)
-    last = heard[-1]
+    last = summaries[-1]
     wrong = bool(carried[0]) or last.differ
     if last.late:
-        taken = not (wrong or last.skipped or any(told.is_uneven for told in heard))
-        return Agreed(taken, [], pending=Pending(step, groups, evidence, heard))
+        taken = not (wrong or last.skipped or any(axis_sum.is_uneven for axis_sum in summaries))
+        return Agreed(taken, [], pending=Pending(step, groups, evidence, summaries))
     groups = ordered(groups)
     skip, moves = bool(last.skipped), bool(last.moving)
     is_grid = not carried[Totals._fields.index("uneven")]
@@ -323,24 +323,24 @@ def _agree_axis_by_axis(
         wrong = bool(carried[0])
         for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
             for ranks, group in groups.items():
-                told_all = _summed([int(wrong), int(skip), int(moves)], ranks, group, evidence)
-                wrong, skip, moves = map(bool, told_all)
+                summed = _summed([int(wrong), int(skip), int(moves)], ranks, group, evidence)
+                wrong, skip, moves = map(bool, summed)
     if wrong:
         complaint = _complaint(groups, evidence, error)
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
-    return Agreed(not skip, anew, is_grid, moves=moves)
+    return Agreed(not skip, replanned, is_grid, moves=moves)
 
 
-def union(flags: Sequence[int], groups: Groups, anew: Sequence[Ranks]) -> list[int]:
+def union(flags: Sequence[int], groups: Groups, replanned: Sequence[Ranks]) -> list[int]:
     """Returns the maximum of each number over all ranks connected by axes on which a rank replanned.
 
     It reduces over these axes twice: on a mesh of two or three axes every number then reaches all ranks.
     """
     found = list(flags)
     for _ in range(2):
-        for ranks in ordered({ranks: groups[ranks] for ranks in anew if ranks in groups}):
+        for ranks in ordered({ranks: groups[ranks] for ranks in replanned if ranks in groups}):
             found = largest_of(found, groups[ranks])
     return found
 
@@ -402,15 +402,15 @@ def _sample(tensor: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].nan_to_num(0.0, 0.0, 0.0)
 
 
-def _unknown(told: Sequence[tuple[list[Any], list[Any]]]) -> bool:
+def _unknown(answers: Sequence[tuple[list[Any], list[Any]]]) -> bool:
     """True where a rank does not use an axis that another uses, though its meshes have it."""
-    named = {key for used, _ in told for key in used}
-    return any(key in axes and key not in used for used, axes in told for key in named)
+    named = {key for used, _ in answers for key in used}
+    return any(key in axes and key not in used for used, axes in answers for key in named)
 
 
-def _joined(own: Known, groups: Groups, told: Sequence[tuple[list[Any], list[Any]]]) -> Groups:
+def _joined(own: Known, groups: Groups, answers: Sequence[tuple[list[Any], list[Any]]]) -> Groups:
     """The groups of axes on which others wait, for this process too, though it has no parameters there."""
-    named = {key for used, _ in told for key in used}
+    named = {key for used, _ in answers for key in used}
     lines = [own.axes[key] for key in sorted(named & own.axes.keys())]
     return ordered({ranks: find() for ranks, find in lines if ranks not in groups})
 
@@ -488,7 +488,7 @@ def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups:
     found = [complaint] if complaint else []
     for _ in groups:
         for group in groups.values():
-            found = [text for heard in tell(found, group) for text in heard][:1]
+            found = [text for texts in all_gather_object(found, group) for text in texts][:1]
     if found:
         raise PlanMismatch(found[0])
     if doubled:
@@ -501,14 +501,16 @@ def _complaint(groups: Groups, evidence: Evidence, error: BaseException | None) 
     me = my_rank()
     failure = None if error is None else f"{type(error).__name__}: {error}"
     for ranks, group in groups.items():
-        told = tell((me, failure, evidence.details(ranks)), group)
-        found += [f"rank {rank} could not begin the step: {why}" for rank, why, _ in told if why is not None]
-        planned = [(rank, details) for rank, _, details in told if details is not None]
+        answers = all_gather_object((me, failure, evidence.details(ranks)), group)
+        found += [
+            f"rank {rank} could not begin the step: {why}" for rank, why, _ in answers if why is not None
+        ]
+        planned = [(rank, details) for rank, _, details in answers if details is not None]
         for other in planned[1:]:
             found += _differences(planned[0], other)
     for _ in groups:
         for group in groups.values():
-            found += [text for heard in tell(found, group) for text in heard]
+            found += [text for texts in all_gather_object(found, group) for text in texts]
             found = list(dict.fromkeys(found))
     return "; ".join(found[:8]) or "the ranks of this optimizer disagree about the step"
 

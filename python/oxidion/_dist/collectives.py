@@ -45,19 +45,19 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
         lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
         for line in lines:
             check_backend(line, ranks, memory.device)
-        return lambda: _summed(value, [_apart(line, value.device) for line in lines])
+        return lambda: _summed(value, [_step_group(line, value.device) for line in lines])
     group = groups[ranks]
     check_backend(group, ranks, memory.device)
     send, recv = _lent(send), _lent(recv)
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(
-            recv, send, group=_apart(group, recv.device), async_op=True
+            recv, send, group=_step_group(group, recv.device), async_op=True
         )
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
     # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
     # do not depend on timing or on the backend.
     return lambda: dist.all_to_all_single(
-        recv, send, out, into, group=_apart(group, recv.device), async_op=True
+        recv, send, out, into, group=_step_group(group, recv.device), async_op=True
     )
 
 
@@ -146,7 +146,7 @@ def own_group(use: str) -> ProcessGroup | None:
     return _own_groups[use][1]
 
 
-def _apart(group: ProcessGroup, device: torch.device) -> ProcessGroup:
+def _step_group(group: ProcessGroup, device: torch.device) -> ProcessGroup:
     """The group over which tensors of a device are exchanged: for those of the host never the default one.
 
     A thread that saves a checkpoint (``dcp.async_save``) exchanges messages over the default group while
@@ -178,7 +178,7 @@ def everyone() -> ProcessGroup | None:
 
 def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
     """Replaces numbers by the largest of each over the ranks of a group."""
-    own = _apart(group, numbers.device)
+    own = _step_group(group, numbers.device)
     torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=own)
     return numbers
 
@@ -204,7 +204,7 @@ def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
 def sums_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
     """The sum of each number over the ranks of a group. Where that takes a device, the host waits."""
     values = _lent(torch.tensor(numbers, device=host(group)))
-    torch.distributed.all_reduce(values, group=_apart(group, values.device))
+    torch.distributed.all_reduce(values, group=_step_group(group, values.device))
     totals: list[int] = values.tolist()
     return totals
 
@@ -260,22 +260,22 @@ def _chained(rows: Tensor, carried: int, groups: Sequence[ProcessGroup]) -> Tens
     for at, group in enumerate(groups):
         if at:
             rows[at, :carried] = rows[at - 1, :carried]
-        torch.distributed.all_reduce(_lent(rows[at]), group=_apart(group, rows.device))
+        torch.distributed.all_reduce(_lent(rows[at]), group=_step_group(group, rows.device))
     return rows
 
 
-def tell(what: Any, group: ProcessGroup) -> list[Any]:
+def all_gather_object(what: Any, group: ProcessGroup) -> list[Any]:
     """Gathers an object of every rank of a group, in the order of the ranks."""
-    told: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(told, what, group=_apart(group, host(group)))
-    return told
+    gathered: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(gathered, what, group=_step_group(group, host(group)))
+    return gathered
 
 
 def add(tensor: Tensor, groups: Iterable[ProcessGroup]) -> None:
     """Replaces a local tensor by its sum over the groups, one after the other."""
     lent = _lent(tensor)
     for group in groups:
-        torch.distributed.all_reduce(lent, group=_apart(group, lent.device))
+        torch.distributed.all_reduce(lent, group=_step_group(group, lent.device))
 
 
 def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
@@ -289,6 +289,6 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
     for piece in pieces:
         flat = _lent(torch.cat([tensor.reshape(-1) for tensor in piece]))
         for group in groups:
-            torch.distributed.all_reduce(flat.div_(group.size()), group=_apart(group, flat.device))
+            torch.distributed.all_reduce(flat.div_(group.size()), group=_step_group(group, flat.device))
         for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
             tensor.copy_(mean.view_as(tensor))

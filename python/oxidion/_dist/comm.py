@@ -283,7 +283,7 @@ def lines_of(param: Tensor) -> list[Ranks]:
 
 
 def shares_ranks(name: str, mesh: Any, params: Iterable[Tensor]) -> bool:
-    """Returns True if an axis of a mesh shares ranks with another axis, one of a parameter's mesh.
+    """Returns True if an axis of ``mesh`` shares ranks with a different axis of a parameter's mesh.
 
     The ranks of such an axis cannot all hold copies of that parameter.
 

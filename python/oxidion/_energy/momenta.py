@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
             found = whole(scales.read(), f"{self.name}, {SCALES}")
             if (tensor.dtype, found.dtype) != (torch.uint8, torch.float32):
                 raise ValueError(
-                    f"{self.name}: 8-bit codes need scales in float32, got {tensor.dtype} with {found.dtype}"
+                    f"{self.name}: 8-bit values need scales in float32, got {tensor.dtype} with {found.dtype}"
                 )
             return dequantize_blockwise(tensor.contiguous(), found.contiguous(), block, True)
         if not tensor.is_floating_point():

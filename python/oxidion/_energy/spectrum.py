@@ -105,7 +105,7 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
     """
     if settings.get("flatten") is True and tensor.ndim > 2:
         return [tensor.reshape(1, tensor.shape[0], -1)]
-    stack = _apart(tensor, settings.get("interleaved") or 1)
+    stack = _split_interleaved(tensor, settings.get("interleaved") or 1)
     heads, sizes = settings.get("num_heads") or 1, settings.get("split_sizes")
     dim = settings.get("split_dim") or 0
     if dim not in (0, 1):
@@ -124,7 +124,7 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
     return list(torch.split(stack, list(sizes), dim=dim + 1))
 
 
-def _apart(tensor: Tensor, count: Any) -> Tensor:
+def _split_interleaved(tensor: Tensor, count: Any) -> Tensor:
     """Returns the ``count`` matrices whose rows alternate, stacked: ``[matrices, rows, columns]``.
 
     Raises:

@@ -103,7 +103,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="only check anew what was checked before kernels were first used",
+        help="only check again what was checked before kernels were first used",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep the parts that the report of --json has already"
@@ -180,12 +180,12 @@ def _one(given: argparse.Namespace) -> int:
 def recheck(number: str) -> int:
     """Forgets what is kept of checks on a device and checks every source; returns the exit status."""
     where = place(number)
-    verdicts = self_check.anew(where)
+    verdicts = self_check.repeated(where)
     for name, verdict in verdicts.items():
         used = verdict.result == "pass"
         figures = f"off={verdict.error:.2g} seconds={verdict.seconds:.2g}"
-        told = f"kernels  {figures}" if used else f"libtorch ({verdict.result}: {verdict.reason})"
-        sys.stdout.write(f"{name:20} {told}\n")
+        shown = f"kernels  {figures}" if used else f"libtorch ({verdict.result}: {verdict.reason})"
+        sys.stdout.write(f"{name:20} {shown}\n")
     return int(any(verdict.result != "pass" for verdict in verdicts.values()))
 
 
@@ -205,10 +205,12 @@ def _device(text: str) -> str:
 def line(part: Mapping[str, Any]) -> None:
     """Prints what a part found."""
     figures = part["figures"].items()
-    told = " ".join(f"{key}={_short(value)}" for key, value in figures if not isinstance(value, (list, dict)))
+    shown = " ".join(
+        f"{key}={_short(value)}" for key, value in figures if not isinstance(value, (list, dict))
+    )
     reason = f"  ({part['reason']})" if part["reason"] else ""
     row = f"{part['row']} {ROWS[part['row']]:9}"
-    sys.stdout.write(f"{part['status']:8}  {row} {part['name']:36} {told}{reason}\n")
+    sys.stdout.write(f"{part['status']:8}  {row} {part['name']:36} {shown}{reason}\n")
     sys.stdout.flush()
 
 
@@ -301,15 +303,15 @@ def _kept(file: Path) -> dict[tuple[int, str], dict[str, Any]]:
 
 def tiers(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """By source what is to compute, from what row 3 has found: "kernels", or "libtorch: reason"."""
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     for part in found:
         is_known = part["row"] == 3 and part["status"] != "LEFT_OUT"
         for source in part["name"].split() if is_known else ():
             if source in self_check.SOURCES:
                 word = "kernels" if part["status"] == "PASS" else f"libtorch: {part['reason']}"
-                if told.get(source, "kernels") == "kernels":
-                    told[source] = word
-    return told
+                if shown.get(source, "kernels") == "kernels":
+                    shown[source] = word
+    return shown
 
 
 def _names(row: int) -> list[str]:
@@ -410,5 +412,5 @@ def _table(report: Mapping[str, Any]) -> None:
         found[part["status"]] = found.get(part["status"], 0) + 1
     sys.stdout.write(f"\n{report['gpu']}, driver {report['driver'] or 'none'}, torch {report['torch']}\n")
     for row, statuses in counts.items():
-        told = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        sys.stdout.write(f"{row} {ROWS[row]:9} {told}\n")
+        shown = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        sys.stdout.write(f"{row} {ROWS[row]:9} {shown}\n")

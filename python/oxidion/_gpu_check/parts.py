@@ -72,7 +72,7 @@ _SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
 _HELD = {**_FLOAT32, **_SPHERE}
 
 
-def _coded(cls: str, keys: dict[str, Any], bar: float = 1e-3, *, waits: bool = False) -> Setting:
+def _quantized(cls: str, keys: dict[str, Any], bar: float = 1e-3, *, waits: bool = False) -> Setting:
     return Setting(cls, {**keys, **_EIGHT}, shapes=SMALL, bar=bar, waits=waits)
 
 
@@ -107,30 +107,30 @@ KERNELS: dict[str, Setting] = {
     "updates.cu SOAP": Setting("SOAP", {}, shapes=SMALL, bar=1e-2, waits=True),
     "updates.cu SOAPMuon": Setting("SOAPMuon", _FLOAT32, shapes=SMALL, bar=1e-2, waits=True),
     "updates.cu SOAPMuon to a power": Setting("SOAPMuon", _POWER, shapes=SMALL, bar=1e-2, waits=True),
-    "coded.cu AdamW": Setting("AdamW", _EIGHT, bar=1e-3),
-    "coded.cu AMSGrad": _coded("AdamW", {"amsgrad": True}),
-    "coded.cu AdEMAMix": _coded("AdEMAMix", {}),
-    "coded.cu Lion": _coded("Lion", {}),
-    "coded.cu Dion2": _coded("Dion2", _FLOAT32),
-    "coded.cu SOAP": _coded("SOAP", {}, 1e-2, waits=True),
-    "coded.cu SOAPMuon": _coded("SOAPMuon", _FLOAT32, 1e-2, waits=True),
-    "coded.cu SOAPMuon to a power": _coded("SOAPMuon", _POWER, 1e-2, waits=True),
-    "coded.cu GaLore": _coded("GaLoreAdamW", {"rank": 32, "update_proj_gap": 2}, 1e-2, waits=True),
-    "coded.cu rounded Muon": _rounded("Muon", _FLOAT32),
-    "coded.cu rounded SOAP": _rounded("SOAP", {}, waits=True),
-    "coded.cu rounded averages": _rounded("AdamW", {}, group={"average": "ema", "average_decay": 0.5}),
-    "coded.cu averages in bfloat16": _narrow("AdamW", {"average": "ema", "average_decay": 0.5}),
-    "coded.cu Schedule-Free in bfloat16": _narrow("AdamW", {"average": "schedule_free"}),
-    "coded.cu masters AdamW": _exact("AdamW", {}),
-    "coded.cu masters Dion2": _exact("Dion2", _FLOAT32),
-    "coded_sums.cu masters MuonH": _exact("Muon", _HELD),
-    "coded.cu moments in bfloat16 AdamW": Setting("AdamW", _MOMENTS, shapes=SMALL, bar=2 * ROUNDED),
-    "coded.cu select.cu moments in bfloat16 Dion2": Setting(
+    "quantized.cu AdamW": Setting("AdamW", _EIGHT, bar=1e-3),
+    "quantized.cu AMSGrad": _quantized("AdamW", {"amsgrad": True}),
+    "quantized.cu AdEMAMix": _quantized("AdEMAMix", {}),
+    "quantized.cu Lion": _quantized("Lion", {}),
+    "quantized.cu Dion2": _quantized("Dion2", _FLOAT32),
+    "quantized.cu SOAP": _quantized("SOAP", {}, 1e-2, waits=True),
+    "quantized.cu SOAPMuon": _quantized("SOAPMuon", _FLOAT32, 1e-2, waits=True),
+    "quantized.cu SOAPMuon to a power": _quantized("SOAPMuon", _POWER, 1e-2, waits=True),
+    "quantized.cu GaLore": _quantized("GaLoreAdamW", {"rank": 32, "update_proj_gap": 2}, 1e-2, waits=True),
+    "quantized.cu rounded Muon": _rounded("Muon", _FLOAT32),
+    "quantized.cu rounded SOAP": _rounded("SOAP", {}, waits=True),
+    "quantized.cu rounded averages": _rounded("AdamW", {}, group={"average": "ema", "average_decay": 0.5}),
+    "quantized.cu averages in bfloat16": _narrow("AdamW", {"average": "ema", "average_decay": 0.5}),
+    "quantized.cu Schedule-Free in bfloat16": _narrow("AdamW", {"average": "schedule_free"}),
+    "quantized.cu masters AdamW": _exact("AdamW", {}),
+    "quantized.cu masters Dion2": _exact("Dion2", _FLOAT32),
+    "quantized_sums.cu masters MuonH": _exact("Muon", _HELD),
+    "quantized.cu moments in bfloat16 AdamW": Setting("AdamW", _MOMENTS, shapes=SMALL, bar=2 * ROUNDED),
+    "quantized.cu select.cu moments in bfloat16 Dion2": Setting(
         "Dion2", {**_FLOAT32, **_MOMENTS}, shapes=SMALL, bar=2 * ROUNDED
     ),
-    "coded_sums.cu Lamb": Setting("Lamb", _EIGHT, bar=1e-3),
-    "coded_sums.cu Muon": _coded("Muon", _FLOAT32),
-    "coded_sums.cu rounded MuonH": _rounded("Muon", _HELD),
+    "quantized_sums.cu Lamb": Setting("Lamb", _EIGHT, bar=1e-3),
+    "quantized_sums.cu Muon": _quantized("Muon", _FLOAT32),
+    "quantized_sums.cu rounded MuonH": _rounded("Muon", _HELD),
     "sums.cu totals.cu factors.cu Lamb": Setting("Lamb", {}),
     "sums.cu Lamb of two types": Setting("Lamb", _NARROWER, torch.float64, SMALL),
     "rows.cu means.cu totals.cu Adafactor": Setting(
@@ -453,8 +453,8 @@ def multiplied(device: torch.device, by: str) -> list[Tensor]:
             given = (out[:, :, :rows], a, addend[:, :, :rows])
             if not symmetric_product_on_device(device.index or 0, stream, *given, grid or each):
                 raise RuntimeError("there is no product by warpgroups")
-            beside = out[:, :, rows:]
-            is_right = are_whole([room]) and not beside.any()
+            outside = out[:, :, rows:]
+            is_right = are_whole([room]) and not outside.any()
             found.append(given[0].double().cpu() if is_right else torch.full_like(whole, float("nan")).cpu())
     return found
 

@@ -71,7 +71,7 @@ def work(number: str, rank: int, count: int, part: str, store: str) -> dict[str,
     off = {
         cls: difference(steps(cls, device, mesh, **LAYOUTS[layout]), steps(cls, device)) for cls in CLASSES
     }
-    found = {"off": off, "kernels": self_check.told(device)}
+    found = {"off": off, "kernels": self_check.states(device)}
     dist.barrier()
     dist.destroy_process_group()
     return found

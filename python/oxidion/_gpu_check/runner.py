@@ -129,10 +129,10 @@ def age() -> float:
 
 def failure(error: BaseException) -> dict[str, Any]:
     """Returns the outcome of a part that raised."""
-    told = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
     first = (str(error).strip().splitlines() or [""])[0]
     reason = f"{type(error).__name__}: {first}"[:400]
-    return {"status": "FAIL", "figures": {}, "reason": reason, "traceback": told[-TRACEBACK:]}
+    return {"status": "FAIL", "figures": {}, "reason": reason, "traceback": text[-TRACEBACK:]}
 
 
 def end_with_parent() -> None:
@@ -171,7 +171,7 @@ def forked(work: Callable[[Callable[[Any], None]], Any], env: Mapping[str, str] 
             faulthandler.enable(2)
             os.environ.update(env or {})
             try:
-                found = work(lambda told: write_json(outcome, told))
+                found = work(lambda found: write_json(outcome, found))
             except Exception as error:  # whatever it is belongs in the report
                 found = failure(error)
             write_json(outcome, found)

@@ -27,8 +27,8 @@ WITH = {
     "totals.cu": ("sums.cu",),
     "factors.cu": ("totals.cu",),
     "rows.cu": ("totals.cu",),
-    "coded.cu": ("updates.cu",),
-    "coded_sums.cu": ("sums.cu", "totals.cu"),
+    "quantized.cu": ("updates.cu",),
+    "quantized_sums.cu": ("sums.cu", "totals.cu"),
     "gram.cu": ("cholesky.cu",),
     "cholesky.cu": ("gram.cu",),
     "symmetric_wgmma.cu": ("symmetric_mma.cu",),
@@ -84,9 +84,9 @@ def warm_up(device: torch.device) -> None:
             torch.cuda.synchronize(device)
 
 
-def say(**told: Any) -> None:
+def say(**facts: Any) -> None:
     """Says a line to the parent."""
-    sys.stdout.write(MARK + json.dumps(told) + "\n")
+    sys.stdout.write(MARK + json.dumps(facts) + "\n")
     sys.stdout.flush()
 
 

@@ -56,9 +56,9 @@ def simulations(
     choices = [replace(settings, **choice) for choice in CHOICES] if every else [settings]
     wanted = [(model, mesh, choice) for model in models for mesh in meshes for choice in choices]
     found = []
-    with progress(len(wanted), "plans") as told:
+    with progress(len(wanted), "plans") as report:
         for done, (model, mesh, choice) in enumerate(wanted):
-            told(done)
+            report(done)
             found.append(simulate(model, mesh, choice)[0])
     return found
 

@@ -26,14 +26,14 @@ def progress(total: int, parts: str) -> Iterator[Shown]:
     bar: Shown | None = None
     with ExitStack() as stack:
 
-        def told(done: int) -> None:
+        def report(done: int) -> None:
             nonlocal bar
             if bar is None and time.monotonic() - start > SLOW and sys.stderr.isatty():
                 bar = stack.enter_context(_bar(total, parts))
             if bar is not None:
                 bar(done)
 
-        yield told
+        yield report
 
 
 @contextmanager

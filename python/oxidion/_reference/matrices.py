@@ -51,7 +51,7 @@ def stack(x: Tensor) -> list[Tensor]:
     return [x] if x.ndim == 2 else [matrix for part in x for matrix in stack(part)]
 
 
-def apart(x: Tensor, group: Group) -> list[Tensor]:
+def split_interleaved(x: Tensor, group: Group) -> list[Tensor]:
     """The matrices over the last two dimensions, cut into those whose rows alternate (``interleaved``)."""
     if counts_interleaved(x, group):
         return stack(x.transpose(-3, -2))
@@ -70,7 +70,7 @@ def matrices(x: Tensor, group: Group) -> list[Tensor]:
         raise ValueError(f"a matrix is needed, got shape {tuple(x.shape)}")
     if group.get("flatten", False) and x.ndim > 2:
         return [x.view(x.shape[0], math.prod(x.shape[1:]))]
-    dim, parts = split_dim(group), apart(x, group)
+    dim, parts = split_dim(group), split_interleaved(x, group)
     sizes = split(group, parts[0].shape[dim]) if parts else None
     return parts if sizes is None else [block for m in parts for block in torch.split(m, sizes, dim)]
 
@@ -88,7 +88,7 @@ def neurons(v: Tensor, group: Group) -> list[Tensor]:
     """
     if group.get("flatten", False):
         return [v]
-    parts, by_column = apart(v, group), split_dim(group) == 1
+    parts, by_column = split_interleaved(v, group), split_dim(group) == 1
     sizes = split(group, parts[0].shape[0]) if parts else None
     if sizes is None:
         return parts
@@ -103,7 +103,7 @@ def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed
     """
     if is_split(group):
         if (split_dim(group) == 0) == transposed:
-            parts = apart(q, group)
+            parts = split_interleaved(q, group)
             per_matrix = len(shapes) // len(parts)
             sizes = [rows if transposed else cols for rows, cols in shapes[:per_matrix]]
             return [block for m in parts for block in torch.split(m, sizes, dim=0)]

@@ -125,7 +125,7 @@ def _opened(path: Path, table: dict[str, Any], *, shipped: bool, descriptor: int
     if library.oxidion_cdata(sample) != sample._cdata:
         raise ImportError(
             f"torch {torch.__version__} keeps a tensor's pointer elsewhere in its Python object than torch "
-            f"{built_for}, for which {path} was compiled: remove this file so that it is made anew, or "
+            f"{built_for}, for which {path} was compiled: remove this file so that it is compiled again, or "
             f"install torch {built_for}"
         )
     return Library(path, built_for, shipped)

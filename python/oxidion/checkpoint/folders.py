@@ -132,9 +132,9 @@ def save_dcp(
     q_side: Literal["rows", "short"] | None = None,
 ) -> None:
     """Saves a checkpoint that microsoft/dion's training script can load: the model and the optimizer.
+
     The folder is one of ``torch.distributed.checkpoint`` (DCP) with the entries "model" and "optimizer". The
-    latter has the states and group keys that microsoft/dion's class of the same name asks for. All ranks
-    call this together; it calls ``optimizer.synchronize_for_checkpoint()``. Settings that
+    latter has the states and group keys that microsoft/dion's class of the same name asks for. All
     ranks call this together; it calls ``optimizer.synchronize_for_checkpoint()``. Settings that
     microsoft/dion does not know are left out. The AdamW of its Dion counts steps by group: a parameter that
     had fewer gradients than its group has steps gets the count of the group.
@@ -328,7 +328,7 @@ def _states_to_read(
         if lost and len(lost) < len(stepped):
             raise ValueError(
                 f"{lost[0]}: {where} has no states of it, and has some of other parameters of group "
-                f"{number}. It was frozen or unused in that run. To begin it anew, set its requires_grad to "
+                f"{number}. It was frozen or unused in that run. To begin it again, set its requires_grad to "
                 "False while the checkpoint is loaded"
             )
         idle = [name for name in own_names if name in there and name not in stepped]
@@ -416,10 +416,10 @@ def _their_state(
     keys = _STATES[algorithm]
     counters = {"step", "step_dev"}
     alien = [key for key in state if is_own(key) and key not in {*keys, *counters}]
-    coded = [key for key in keys if state[key].dtype == torch.uint8]
-    if alien or coded:
+    quantized = [key for key in keys if state[key].dtype == torch.uint8]
+    if alien or quantized:
         raise ValueError(
-            f"{name}: microsoft/dion has no place for the state {(alien or coded)[0]!r}. Save with "
+            f"{name}: microsoft/dion has no place for the state {(alien or quantized)[0]!r}. Save with "
             "dcp.save(), or train without the setting that needs it (average, master_weights, state_bits, or "
             "norms of weights that are held)"
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oxidion._dist.collectives import everyone, own_group, start_saving, tell
+from oxidion._dist.collectives import all_gather_object, everyone, own_group, start_saving
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def latest_folder(root: str | os.PathLike[str], *, process_group: Any = None) ->
     """
     group = process_group or everyone()
     found = [None if group is not None and group.rank() else max(_whole(Path(root)), default=None)]
-    newest = found[0] if group is None else tell(found[0], group)[0]
+    newest = found[0] if group is None else all_gather_object(found[0], group)[0]
     return None if newest is None else Path(root, newest[1])
 
 
@@ -288,9 +288,9 @@ def by_all() -> Iterator[None]:
 def _agree(group: Any, error: Exception | None, what: str = "written") -> None:
     """Raises on all ranks where one has an error: its own there, on the others one that names the rank."""
     words = None if error is None else f"{type(error).__name__}: {error}"
-    told = [words] if group is None else tell(words, group)
+    gathered = [words] if group is None else all_gather_object(words, group)
     if error is not None:
         raise error
-    for rank, said in enumerate(told):
+    for rank, said in enumerate(gathered):
         if said is not None:
             raise RuntimeError(f"no checkpoint was {what}: rank {rank} of the group failed with {said}")

@@ -84,8 +84,8 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     own = {"lr": lr, "weight_decay": 0.0 if decay is None else float(decay), "scalar_lr": lr, **keys}
     cls: Any = getattr(optim, name)
     arguments = read_optim_args(cfg.get("optim_args"))
-    beside = algorithms.wanted(arguments.get("scalar_algorithm", "adamw"), "scalar_algorithm")
-    adam = {f"{SCALAR}{key}": value for key, value in _adam(cfg).items() if key in beside._SCHEMA}
+    scalars = algorithms.wanted(arguments.get("scalar_algorithm", "adamw"), "scalar_algorithm")
+    adam = {f"{SCALAR}{key}": value for key, value in _adam(cfg).items() if key in scalars._SCHEMA}
     made: OxOptimizer = cls(model, **{"state_bits": bits, **own, **adam, **arguments})
     return made
 

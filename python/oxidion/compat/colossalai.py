@@ -122,9 +122,9 @@ class Lamb(optim.Lamb):
             raise ValueError(
                 f"adam must be False, got {adam!r}: without the trust ratio Lamb is AdamW; take oxidion.AdamW"
             )
-        told = {"bias_correction": bias_correction}
-        schema.translate(told, _BIAS_CORRECTION, "arguments")
-        super().__init__(params, lr, betas, eps, weight_decay, **{"always_adapt": True, **told, **arguments})
+        words = {"bias_correction": bias_correction}
+        schema.translate(words, _BIAS_CORRECTION, "arguments")
+        super().__init__(params, lr, betas, eps, weight_decay, **{"always_adapt": True, **words, **arguments})
 
     @override
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:

@@ -61,12 +61,12 @@ class OptimizerFactory:
         if not groups:
             made: OxOptimizer = cls(model, **arguments)
             return made
-        beside = {key: arguments.pop(key) for key in list(arguments) if is_option(key)}
+        other = {key: arguments.pop(key) for key in list(arguments) if is_option(key)}
         rate = {"lr": arguments["lr"]} if "lr" in arguments else {}
-        told = {**beside, **groups}
-        if "extra_keys" in told:  # the class has to know them too
-            arguments["extra_keys"] = told["extra_keys"] = tuple(told["extra_keys"])
-        own: OxOptimizer = cls(param_groups(model, cls, **{**rate, **told}), **arguments)
+        options = {**other, **groups}
+        if "extra_keys" in options:  # the class has to know them too
+            arguments["extra_keys"] = options["extra_keys"] = tuple(options["extra_keys"])
+        own: OxOptimizer = cls(param_groups(model, cls, **{**rate, **options}), **arguments)
         return own
 
 
@@ -372,14 +372,16 @@ _LACKS = {
 
 
 def _by_class(args: Any, options: Settings, *, optimizer: str) -> Made:
-    """Makes a class from the model; Adam's settings are its own, or those of AdamW for the rest."""
+    """Returns a factory of a class; Adam's settings go to the class, or to AdamW for the rest."""
     cls: type[OxOptimizer] = getattr(optim, optimizer)
     projects = "rank" in cls._SCHEMA
     adam = _adam_keys(cls, args) if projects or not cls._MATRIX else {}
     scalar = options.get("scalar_algorithm")
-    beside = algorithms.wanted(algorithms.beside(cls) if scalar is None else scalar, "scalar_algorithm")
-    if beside is not cls:
-        adam |= {f"{SCALAR}{key}": value for key, value in _adam_keys(beside, args).items()}
+    other = algorithms.wanted(
+        algorithms.scalar_default(cls) if scalar is None else scalar, "scalar_algorithm"
+    )
+    if other is not cls:
+        adam |= {f"{SCALAR}{key}": value for key, value in _adam_keys(other, args).items()}
     usual = inspect.signature(cls).parameters
     rank = {"rank": 128} if projects and usual["rank"].default is None else {}
     return OptimizerFactory, {"optimizer": optimizer, **_common(args), **rank, **adam, **options}

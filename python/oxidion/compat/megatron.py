@@ -123,7 +123,7 @@ class Layout:
             raise LayoutError(f"{name}: its rows lie on other ranks by Megatron's GTP: switch that off")
         if self.split_qkv and getattr(param, "is_qkv", False):
             raise LayoutError(
-                f"{name}: queries, keys and values are interleaved by head and cannot be taken apart here: "
+                f"{name}: queries, keys and values are interleaved by head and cannot be separated here: "
                 "set muon_split_qkv to False (--muon-no-split-qkv)"
             )
         cut = self.cut(param)

@@ -101,12 +101,12 @@ class Muon(optim.Muon):
         self._show()
 
     @override
-    def _settle_keys(self) -> None:
+    def _normalize_keys(self) -> None:
         for group in self.param_groups:
             for name, value in (self._shown or {}).get(id(group), {}).items():
                 if name in group and group[name] is value:
                     del group[name]  # it was not written: the key counts
-        super()._settle_keys()
+        super()._normalize_keys()
         self._show()
 
     def _show(self) -> None:

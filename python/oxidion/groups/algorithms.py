@@ -27,16 +27,16 @@ class Deferred(str):
 
     shown: Mapping[str, Any]
     """The keys of the group until then. What differs from them was written by the user, and stays."""
-    settle: Callable[[type[OxOptimizer], Any], dict[str, Any]]
+    resolve: Callable[[type[OxOptimizer], Any], dict[str, Any]]
     """Gives the keys for a class and its learning rate."""
 
     @classmethod
     def of(
-        cls, word: str, shown: Mapping[str, Any], settle: Callable[[type[OxOptimizer], Any], dict[str, Any]]
+        cls, word: str, shown: Mapping[str, Any], resolve: Callable[[type[OxOptimizer], Any], dict[str, Any]]
     ) -> Deferred:
         """A word that stands for an algorithm, and how it is found."""
         made = cls(word)
-        made.shown, made.settle = shown, settle
+        made.shown, made.resolve = shown, resolve
         return made
 
     def __reduce__(self) -> tuple[type[Deferred], tuple[str]]:
@@ -51,7 +51,7 @@ class Deferred(str):
         """Itself: nothing writes into it."""
         return self
 
-    def settled(self, group: Mapping[str, Any], cls: type[OxOptimizer], lr: Any) -> dict[str, Any]:
+    def resolved(self, group: Mapping[str, Any], cls: type[OxOptimizer], lr: Any) -> dict[str, Any]:
         """The group as it is for a class with a learning rate."""
         own = {key: value for key, value in group.items() if key != "algorithm"}
         written = {
@@ -59,7 +59,7 @@ class Deferred(str):
             for key, value in own.items()
             if key not in self.shown or not validate.is_same(value, self.shown[key])
         }
-        made = self.settle(cls, lr)
+        made = self.resolve(cls, lr)
         return {key: made[key] for key in made if key not in self.shown or key in own} | written
 
 
@@ -141,7 +141,7 @@ def word(cls: type[OxOptimizer]) -> str:
     return cls._ALGORITHM if cls is OxOptimizer._registry[cls._ALGORITHM] else cls.__name__
 
 
-def beside(cls: type[OxOptimizer]) -> str:
+def scalar_default(cls: type[OxOptimizer]) -> str:
     """Returns the algorithm of non-matrix parameters: AdamW for a class of matrices, else the class's own."""
     return "adamw" if cls._MATRIX else cls._ALGORITHM
 
@@ -161,8 +161,8 @@ def name_in(group: dict[str, Any], cls: type[OxOptimizer], lr: Any) -> None:
         ValueError: for a class with other defaults in a group that is complete.
     """
     given = group.get("algorithm", cls._ALGORITHM)
-    if isinstance(given, Deferred) and hasattr(given, "settle"):
-        made = given.settled(group, public(cls), lr)
+    if isinstance(given, Deferred) and hasattr(given, "resolve"):
+        made = given.resolved(group, public(cls), lr)
         group.clear()
         group.update(made)
         given = group["algorithm"]

@@ -104,11 +104,11 @@ def innermost(model: nn.Module) -> nn.Module:
 
 def _called(model: nn.Module, method: str) -> list[nn.Module]:
     """Modules that a method without arguments returns, if the model has the method and it works."""
-    told = getattr(model, method, None)
-    if not callable(told):
+    given = getattr(model, method, None)
+    if not callable(given):
         return []
     try:
-        found = told()
+        found = given()
     except (AttributeError, NotImplementedError, TypeError):
         return []
     return [m for m in (found if isinstance(found, (tuple, list)) else [found]) if isinstance(m, nn.Module)]
@@ -147,8 +147,8 @@ def _by_name(root: nn.Module, prefix: str = "") -> list[nn.Module]:
 
 def is_transposed(module: nn.Module) -> bool:
     """True for a layer whose weight is stored ``[in, out]``."""
-    told = (getattr(module, key, False) is True for key in ("transposed", "is_transposed"))
-    return any(told) or "Conv1D" in class_names(module)
+    given = (getattr(module, key, False) is True for key in ("transposed", "is_transposed"))
+    return any(given) or "Conv1D" in class_names(module)
 
 
 def weight_shape(module: nn.Module) -> tuple[int, ...]:
@@ -180,9 +180,9 @@ INPUTS = ("in_features", "in_channels", "input_size", "kdim", "vdim", "embed_dim
 
 def _inputs(module: nn.Module) -> set[int]:
     """The sizes of the inputs of a layer, as far as they are known."""
-    told = [getattr(module, key, None) for key in INPUTS]
+    given = [getattr(module, key, None) for key in INPUTS]
     shape = weight_shape(module)[1:] if is_linear(module) else ()
-    return {size for size in (*told, *shape) if isinstance(size, int)}
+    return {size for size in (*given, *shape) if isinstance(size, int)}
 
 
 def _layers(root: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -215,8 +215,8 @@ def _at_the_end(root: nn.Module) -> list[nn.Module]:
     own = place(*trained[-1])
     if layers[-1][1] is not trained[-1][1] and is_last(*layers[-1]):
         return []
-    beside = itertools.takewhile(lambda pair: place(*pair) == own and is_last(*pair), reversed(trained))
-    return [m for _, m in beside]
+    neighbours = itertools.takewhile(lambda pair: place(*pair) == own and is_last(*pair), reversed(trained))
+    return [m for _, m in neighbours]
 
 
 def last_path(model: nn.Module) -> str:

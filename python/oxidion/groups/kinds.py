@@ -273,9 +273,9 @@ def _orientation(model: Model, p: Held) -> bool | None:
         return stored
     rows, cols = p.param.shape[-2:]
     for out, into in (("out_features", "in_features"), ("output_size", "input_size")):
-        told = (getattr(p.module, out, None), getattr(p.module, into, None))
-        if told in ((rows, cols), (cols, rows)) and rows != cols:
-            return told == (cols, rows)
+        pair = (getattr(p.module, out, None), getattr(p.module, into, None))
+        if pair in ((rows, cols), (cols, rows)) and rows != cols:
+            return pair == (cols, rows)
     own = {getattr(p.module, key, None) for key in ("hidden_size", "dim", "d_model", "embed_dim")}
     for sizes in ({size for size in own if isinstance(size, int)}, model.sizes):
         is_row, is_col = rows in sizes, cols in sizes

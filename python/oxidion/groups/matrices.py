@@ -87,7 +87,7 @@ def _handed(params: Any, model: nn.Module) -> dict[int, tuple[int, dict[str, Any
         if isinstance(keys.get("algorithm"), algorithms.Deferred):
             raise ValueError(  # noqa: TRY004  # its type is right
                 f"group {number} is one of param_groups already: pass such groups without a model, or the "
-                "parameters beside it"
+                "parameters with it"
             )
         if keys.get("algorithm") is not None:
             keys["algorithm"] = algorithms.word(
@@ -335,7 +335,7 @@ class _Sorted:
         if not self.found:
             held = "model has no parameter" if self.is_whole else "none of the given parameters is one"
             raise ValueError(f"{held} that requires a gradient")
-        _tell(self.guesses, strict)
+        _warn_of_guesses(self.guesses, strict)
         groups = ParamGroups(self.found[key] for key in sorted(self.found, key=lambda key: key[:2]))
         groups.summary, groups.decisions = table(self.rows), self.decisions
         groups.summary.note = _note(self.cls is None, last if last in self.hidden else "")
@@ -349,7 +349,7 @@ def _note(is_deferred: bool, last: str) -> str:
     notes = []
     if is_deferred:
         notes.append(
-            "matrix: the algorithm of the class that takes the groups; scalar: adamw beside a class for "
+            "matrix: the algorithm of the class that takes the groups; scalar: adamw with a class for "
             "matrices, else the same"
         )
     if last:
@@ -368,7 +368,7 @@ def _behind(before: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(before): value for key, value in keys.items() if key.startswith(before)}
 
 
-def _tell(guesses: list[str], strict: bool) -> None:
+def _warn_of_guesses(guesses: list[str], strict: bool) -> None:
     """Says which parameters no rule knows; raises where that was asked for."""
     if not guesses:
         return

@@ -87,7 +87,7 @@ class Settings:
         Raises:
             ValueError: for a key that the algorithm does not read, and a value out of range.
         """
-        for taker, given, before in ((cls, self.own, ""), (self._beside(cls), self.rest, SCALAR)):
+        for taker, given, before in ((cls, self.own, ""), (self._scalar_class(cls), self.rest, SCALAR)):
             schemas = OxOptimizer._schemas()
             group_checks.refuse_alien(given, taker._ALGORITHM, schemas, taker._WORDS, WHERE, before)
             check_values(given, taker, before)
@@ -103,7 +103,7 @@ class Settings:
             cls: the class for matrices.
             lr: its learning rate, where none was given.
         """
-        scalar, named = self._beside(cls), request.override.get("algorithm")
+        scalar, named = self._scalar_class(cls), request.override.get("algorithm")
         named = request.handed.get("algorithm", named)
         usual = cls if request.is_matrix else scalar
         taker = usual if named is None else algorithms.wanted(named, "algorithm")
@@ -126,10 +126,10 @@ class Settings:
             for key, value in request.handed.items()
             if _reads(taker, key) or not any(_reads(other, key) for other in others)
         }
-        told = {**request.override, **handed}
-        made |= {**told, "algorithm": algorithms.word(taker)}
+        wanted = {**request.override, **handed}
+        made |= {**wanted, "algorithm": algorithms.word(taker)}
         # None says of an argument that it was left out, and of a key of one's own what it says in a group.
-        kept = told.keys() - {"lr", "weight_decay"}
+        kept = wanted.keys() - {"lr", "weight_decay"}
         return {key: value for key, value in made.items() if value is not None or key in kept}
 
     def deferred(self, request: Request, cls: Class | None) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class Settings:
             word = made["algorithm"]
         open_keys = {"algorithm", "lr"} if request.inputs else {"algorithm"}
         shown = {key: value for key, value in made.items() if value is not None and key not in open_keys}
-        settle = partial(self._settle, request, cls)
-        return {**shown, "algorithm": algorithms.Deferred.of(word, shown, settle)}
+        resolve = partial(self._resolve, request, cls)
+        return {**shown, "algorithm": algorithms.Deferred.of(word, shown, resolve)}
 
     def is_rest(self, request: Request, taker: str, cls: Class | None) -> bool:
         """True for a parameter that stands with the rest, behind the matrices.
@@ -162,19 +162,19 @@ class Settings:
         """
         if not request.is_matrix or cls is None:
             return not request.is_matrix
-        return taker == algorithms.word(self._beside(cls)) != algorithms.word(cls)
+        return taker == algorithms.word(self._scalar_class(cls)) != algorithms.word(cls)
 
     def needs_rate(self, request: Request) -> bool:
         """True for a parameter whose rate depends on that of the class, as none was given."""
         return bool(request.inputs) and self.own.get("lr") is None
 
-    def _settle(self, request: Request, cls: Class | None, taker: Class, lr: Any) -> dict[str, Any]:
+    def _resolve(self, request: Request, cls: Class | None, taker: Class, lr: Any) -> dict[str, Any]:
         """The keys of a deferred group for the class that takes it."""
         self.check(cls or taker)
         return self.keys(request, cls or taker, lr)
 
-    def _beside(self, cls: Class) -> Class:
-        return OxOptimizer._registry[algorithms.beside(cls)] if self.scalar is None else self.scalar
+    def _scalar_class(self, cls: Class) -> Class:
+        return OxOptimizer._registry[algorithms.scalar_default(cls)] if self.scalar is None else self.scalar
 
     def _views(self, request: Request, taker: Class) -> dict[str, Any]:
         return {key: value for key, value in request.views.items() if key in taker._SCHEMA}
@@ -199,6 +199,6 @@ def check_values(given: Mapping[str, Any], cls: Class | None, before: str = "") 
         ValueError: for a value out of range.
     """
     fields = schema.COMMON | ({} if cls is None else cls._SCHEMA)
-    told = {key: value for key, value in given.items() if key in fields and value is not None}
-    values = {before + key: value for key, value in told.items()}
-    validate.check_group(values, {before + key: fields[key] for key in told}, set(), WHERE)
+    wanted = {key: value for key, value in given.items() if key in fields and value is not None}
+    values = {before + key: value for key, value in wanted.items()}
+    validate.check_group(values, {before + key: fields[key] for key in wanted}, set(), WHERE)

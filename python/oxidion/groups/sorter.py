@@ -33,9 +33,9 @@ class ModelSorter:
         """Replaces what a group has as its algorithm by the algorithm's name, in place."""
         algorithms.name_in(group, cls, lr)
 
-    def beside(self, cls: type[OxOptimizer]) -> str:
+    def scalar_default(self, cls: type[OxOptimizer]) -> str:
         """The algorithm for parameters that are no matrices, for the class of those that are."""
-        return algorithms.beside(cls)
+        return algorithms.scalar_default(cls)
 
     def prepare(
         self,

@@ -74,19 +74,19 @@ impl Apollo {
     /// Appends the ratios of whole projected gradients, computed by the owners; all ranks receive the resulting factors.
     /// A gradient that is whole on all ranks is projected by its owner only.
     fn at_owners(&self, program: Program, shape: &UnitShape) -> Program {
-        let beside = |program: Program, buffers: &[BufferId]| {
-            buffers.iter().fold(program, |program, &buffer| program.beside(buffer, LOW))
+        let placed = |program: Program, buffers: &[BufferId]| {
+            buffers.iter().fold(program, |program, &buffer| program.same_placement_as(buffer, LOW))
         };
         let mut program = if shape.num_shards == [1, 1] {
-            beside(program.redistribute(LOW, Target::Whole), &[P, FACTORS, NORMS]).local(PROJECT, "project")
+            placed(program.redistribute(LOW, Target::Whole), &[P, FACTORS, NORMS]).local(PROJECT, "project")
         } else {
-            beside(program.local(PROJECT, "project").redistribute(LOW, Target::Whole), &[FACTORS, NORMS])
+            placed(program.local(PROJECT, "project").redistribute(LOW, Target::Whole), &[FACTORS, NORMS])
         };
         // One factor follows from the norms.
-        let (told, other) = if self.tensor { (NORMS, FACTORS) } else { (FACTORS, NORMS) };
+        let (sent, other) = if self.tensor { (NORMS, FACTORS) } else { (FACTORS, NORMS) };
         program = program.local(RATIO, "ratio");
         program = [LOW, P, other].into_iter().fold(program, Program::release);
-        program.redistribute(told, Target::Storage)
+        program.redistribute(sent, Target::Storage)
     }
 
     /// The side that is not projected, whose rows or columns have factors.
@@ -140,7 +140,7 @@ impl Algorithm for Apollo {
             sharding: (0..lead).map(DimSharding::LikeParam).collect(),
             share: Share::Number,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         });
         Ok(states)

@@ -17,10 +17,10 @@ impl Dion {
         } else {
             (Side::Cols, columns..p.shape.len(), lead)
         };
-        let apart = self.view.splits().is_some_and(|side| side != short);
+        let is_split = self.view.splits().is_some_and(|side| side != short);
         let mut shape: Vec<usize> = p.shape[..lead].to_vec();
         let mut sharding: Vec<_> = (0..lead).map(DimSharding::LikeParam).collect();
-        if apart {
+        if is_split {
             shape.push(self.view.per_matrix(p, blocks.len()));
             sharding.push(DimSharding::Replicated);
         }
@@ -36,9 +36,9 @@ impl Dion {
             init: Init::Normal { seed: self.seed },
             sharding,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
-            share: if apart {
+            share: if is_split {
                 Share::Block
             } else {
                 Share::Side { side: short, leading: lead, column: false }

@@ -32,7 +32,7 @@ fn sliced<'s>(
 }
 
 /// Chosen slices of whole matrices, and memory for matrices of them alone.
-fn apart<'s>(
+fn compact<'s>(
     part: &'s mut [(&UnitIo<'_>, MatrixViewMut<'_>, Chosen<'_>)],
     memory: FlatViewMut<'s>,
     shape: [usize; 2],
@@ -135,7 +135,7 @@ impl Dion2 {
         let at_once = Orthonormal::at_once(class, due.len());
         for part in due.chunks_mut(at_once) {
             let mut memory = submatrix.flat.part(0, part.len() * len);
-            kernels::take(side, 0.0, &mut apart(part, memory.reborrow(), shape))?;
+            kernels::take(side, 0.0, &mut compact(part, memory.reborrow(), shape))?;
             for (at, (unit, ..)) in part.iter().enumerate() {
                 let one = memory.view().part(at * len, len);
                 record(probe, "expected", unit, || expected_orthogonality_error(&*one.tensor(&shape)?))?;
@@ -143,7 +143,7 @@ impl Dion2 {
             let mut batch = memory.tensor(&[part.len(), shape[0], shape[1]])?;
             self.common.run(&mut batch, epsilon, &mut *scratch.all()?)?;
             drop(batch);
-            kernels::put_back(side, &mut apart(part, memory.reborrow(), shape))?;
+            kernels::put_back(side, &mut compact(part, memory.reborrow(), shape))?;
             for (at, (unit, ..)) in part.iter().enumerate() {
                 let one = memory.view().part(at * len, len);
                 record(probe, "orthogonality_error", unit, || orthogonality_error(&*one.tensor(&shape)?))?;

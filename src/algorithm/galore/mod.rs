@@ -132,7 +132,7 @@ impl GaLore {
                 .collect(),
             share: Share::Side { side, leading: lead, column: false },
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         }
     }

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::layout::{BASES, DECOMPOSE, FOUND, OVERLAP, OVERLAPS, PROJ, PROJ_STEP, SOURCE, STATISTIC, TAKE};
-use super::stages::{Taken, beside};
+use super::stages::{Taken, view_on};
 use super::{GaLore, Origin, Svd};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::Result;
@@ -26,7 +26,7 @@ impl GaLore {
         mut program: Program,
         sides: &[Side],
         from: Origin,
-        [is_told, is_owned]: [bool; 2],
+        [is_reported, is_owned]: [bool; 2],
     ) -> Program {
         let bases = &BASES[..sides.len()];
         program = match from {
@@ -34,16 +34,16 @@ impl GaLore {
             Origin::Sums(_) | Origin::Sent => program
                 .local(STATISTIC, if from == Origin::Sent { "gradient" } else { "gram" })
                 .redistribute(SOURCE, Target::Whole)
-                .beside(bases[0], SOURCE),
+                .same_placement_as(bases[0], SOURCE),
         };
         if let [first, second] = *bases {
-            program = program.beside(second, first);
+            program = program.same_placement_as(second, first);
         }
-        if is_told {
-            program = program.beside(FOUND, bases[0]);
+        if is_reported {
+            program = program.same_placement_as(FOUND, bases[0]);
         }
         program = program.local(DECOMPOSE, "decompose").release(SOURCE);
-        for &basis in bases.iter().chain(is_told.then_some(&FOUND)) {
+        for &basis in bases.iter().chain(is_reported.then_some(&FOUND)) {
             program = program.redistribute(basis, Target::Storage);
         }
         if self.rotate {
@@ -291,7 +291,7 @@ fn rotate(
 ) -> Result<Option<Tensor>> {
     let size = moment.shape().map(|n| i64::try_from(n).unwrap_or(i64::MAX));
     let mut old = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
-    let to = beside(moment, &mut old)?;
+    let to = view_on(moment, &mut old)?;
     kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs([([*moment], [to])]))?;
     let mut wide = old.shallow_clone();
     for (turn, &side) in turns.iter().zip(sides) {

@@ -125,7 +125,7 @@ impl GaLore {
             let Some([first, second]) = pair else { continue };
             let [m, v, ..] = &mut unit.state;
             let back = [(m, first), (v, second)].map(|(to, from)| {
-                let from = beside(&to.view(), from)?.into_view();
+                let from = view_on(&to.view(), from)?.into_view();
                 Ok::<_, Error>(([from], [to.reborrow()]))
             });
             let [m, v] = back;
@@ -197,14 +197,14 @@ impl GaLore {
     ) -> Result<[MatrixViewMut<'s>; 3]> {
         let [m, v, ..] = &mut unit.state;
         Ok(match turned {
-            Some([first, second]) => [low, beside(&m.view(), first)?, beside(&v.view(), second)?],
+            Some([first, second]) => [low, view_on(&m.view(), first)?, view_on(&v.view(), second)?],
             None => [low, m.reborrow(), v.reborrow()],
         })
     }
 }
 
 /// View of a contiguous matrix, on the device of a moment.
-pub(super) fn beside<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
+pub(super) fn view_on<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
     let [rows, cols] = moment.shape();
     Ok(views::write(matrix)?.on(moment.device()).into_matrix(0, [rows, cols], cols))
 }

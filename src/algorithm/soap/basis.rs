@@ -260,7 +260,7 @@ impl Bases {
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
             moment: None,
-            coded: None,
+            quantized: None,
             on_host: false,
         };
         let mut states = vec![view.number("basis_step", p, blocks)];
@@ -271,16 +271,16 @@ impl Bases {
             };
             let length = blocks.iter().map(|b| [b.rows, b.cols][side.index()]).max().unwrap_or(0);
             // Blocks along this side share the rows of one matrix, others have each their own.
-            let apart = split.is_some_and(|split| split != side);
+            let is_split = split.is_some_and(|split| split != side);
             let (mut shape, mut sharding) = numbers();
-            if apart {
+            if is_split {
                 shape.push(per_matrix);
                 sharding.push(DimSharding::Replicated);
             }
             shape.extend(dims.clone().map(|dim| p.shape[dim]));
             sharding.extend(dims.map(DimSharding::LikeParam));
             let rows = Share::Side { side, leading: lead, column: false };
-            let of_each = if apart { Share::Block } else { rows };
+            let of_each = if is_split { Share::Block } else { rows };
             shape.push(length);
             sharding.push(self.columns(sides, other));
             states.extend(names.map(|role| state(role, (shape.clone(), sharding.clone()), of_each)));

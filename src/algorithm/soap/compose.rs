@@ -85,7 +85,7 @@ impl Soap {
         }
         let left = self.bases.left(shape);
         program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
-        program = left.iter().chain(&[UPDATE, NORM]).fold(program, |p, &b| p.beside(b, GRADIENT));
+        program = left.iter().chain(&[UPDATE, NORM]).fold(program, |p, &b| p.same_placement_as(b, GRADIENT));
         program = self.bases.learn(program.local(STEP, "step"), shape);
         program = left.into_iter().chain([GRADIENT, NORM]).fold(program, Program::release);
         program = program.redistribute(UPDATE, Target::Storage);

@@ -179,18 +179,21 @@ impl SoapMuon {
         let program = self.bases.buffers(program.buffer(like("gradient", product)), shape);
         let mut program = program.buffer(like("ahead", product)).buffer(norm);
         if !self.bases.is_owned(shape) {
-            program = program.local(STEP, "step").redistribute(U, Target::Whole).beside(NORM, U);
+            program = program.local(STEP, "step").redistribute(U, Target::Whole).same_placement_as(NORM, U);
             program = program.local(ORTHONORMALIZE, "orthonormalize").release(NORM);
             program = program.redistribute(U, Target::Storage);
             return Ok(self.bases.learn(program.local(APPLY, "apply"), shape));
         }
-        let mut beside = self.bases.left(shape);
-        beside.extend([LOOKAHEAD, NORM]);
+        let mut same_placement = self.bases.left(shape);
+        same_placement.extend([LOOKAHEAD, NORM]);
         program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
-        program = beside.iter().chain(&[U]).fold(program, |p, &buffer| p.beside(buffer, GRADIENT));
+        program = same_placement
+            .iter()
+            .chain(&[U])
+            .fold(program, |p, &buffer| p.same_placement_as(buffer, GRADIENT));
         program = self.bases.learn(program.local(STEP, "step"), shape);
         program = program.local(ORTHONORMALIZE, "orthonormalize");
-        program = beside.into_iter().chain([GRADIENT]).fold(program, Program::release);
+        program = same_placement.into_iter().chain([GRADIENT]).fold(program, Program::release);
         program = program.redistribute(U, Target::Storage);
         Ok(program.local(APPLY, "apply"))
     }

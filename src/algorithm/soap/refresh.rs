@@ -135,7 +135,7 @@ impl Bases {
         let mut found = Vec::new();
         for (at, &side) in self.sides_in(class).iter().enumerate() {
             let is_first = since <= 0.0;
-            if !is_first && !settled(unit, side, since) {
+            if !is_first && !has_full_rank(unit, side, since) {
                 continue;
             }
             let (cols, kind) = (length(unit, side), class.param.arithmetic().kind());
@@ -226,7 +226,7 @@ fn number(matrix: &mut MatrixViewMut<'_>) -> Result<f64> {
 }
 
 /// Tests whether as many gradients were seen that the factor of a side has full rank.
-fn settled(unit: &UnitIo<'_>, side: Side, since: f64) -> bool {
+fn has_full_rank(unit: &UnitIo<'_>, side: Side, since: f64) -> bool {
     let lengths = [unit.rows, unit.cols];
     let (own, other) = (lengths[side.index()], lengths[1 - side.index()]);
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]

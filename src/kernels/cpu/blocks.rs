@@ -54,22 +54,22 @@ fn factors(scale: f32) -> Option<(f32, f32)> {
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
-    let Some(stored) = from.coded() else {
+    let Some(stored) = from.quantized() else {
         return to.fill(C::from_f32(f32::NAN));
     };
     let (values, _) = book(from.dtype());
     let mut at = 0;
-    while at < stored.codes.len() {
-        let (codes, scale) = stored.block(at);
-        let (begin, end) = (at, at + codes.len());
+    while at < stored.q8.len() {
+        let (q8, scale) = stored.block(at);
+        let (begin, end) = (at, at + q8.len());
         at = end;
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if let Some(to) = C::as_f32_mut(&mut to[begin..end])
-            && decode(values, scale, codes, to)
+            && decode(values, scale, q8, to)
         {
             continue;
         }
-        for (code, y) in codes.iter().zip(&mut to[begin..end]) {
+        for (code, y) in q8.iter().zip(&mut to[begin..end]) {
             *y = C::from_f32(values[usize::from(*code)] * scale);
         }
     }
@@ -81,27 +81,27 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
 #[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(numbers: &[C], to: &mut FlatViewMut<'_>) {
     let dtype = to.dtype();
-    let Some(mut stored) = to.coded() else { return };
+    let Some(mut stored) = to.quantized() else { return };
     let mut at = 0;
     while at < stored.len() {
         let from = stored.rounded_from(at);
-        let Some((codes, scale)) = stored.block(at) else {
+        let Some((q8, scale)) = stored.block(at) else {
             debug_assert!(false, "a part of a block was stored");
             return;
         };
-        let values = &numbers[at..at + codes.len()];
-        at += codes.len();
+        let values = &numbers[at..at + q8.len()];
+        at += q8.len();
         *scale = largest(values);
         let Some(factors) = factors(*scale) else {
-            codes.fill(book(dtype).1);
+            q8.fill(book(dtype).1);
             continue;
         };
         // Without random numbers the nearest entry is taken.
         let mut random = [1 << 15; MOST_BLOCK];
         if let Some(from) = from {
-            rounding::fill(from, &mut random[..codes.len()]);
+            rounding::fill(from, &mut random[..q8.len()]);
         }
-        minifloat::encode(dtype == DType::Q8, values, factors, &random, codes);
+        minifloat::encode(dtype == DType::Q8, values, factors, &random, q8);
     }
 }
 

@@ -13,19 +13,19 @@ const LANES: usize = 16;
 /// As the loop of `blocks::load`; false, with nothing done, where the processor has no AVX-512.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) -> bool {
+pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, q8: &[u8], to: &mut [f32]) -> bool {
     if isa::best() < Isa::Avx512 {
         return false;
     }
     // SAFETY: `isa::best` found the features in this processor.
-    unsafe { decode_there(values, scale, codes, &mut to[..codes.len()]) };
+    unsafe { decode_there(values, scale, q8, &mut to[..q8.len()]) };
     true
 }
 
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn decode_there(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
+fn decode_there(values: &[f32; 256], scale: f32, q8: &[u8], to: &mut [f32]) {
     let scale = _mm512_set1_ps(scale);
-    for (part, out) in codes.chunks(LANES).zip(to.chunks_mut(LANES)) {
+    for (part, out) in q8.chunks(LANES).zip(to.chunks_mut(LANES)) {
         let mask = u16::MAX >> (LANES - part.len());
         // SAFETY: the mask leaves out what is behind the parts; a byte is the number of a value.
         unsafe {

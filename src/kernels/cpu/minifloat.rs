@@ -138,9 +138,9 @@ pub(super) fn encode<C: Real>(
     values: &[C],
     (power, inverse): (f32, f32),
     random: &[u16],
-    codes: &mut [u8],
+    q8: &mut [u8],
 ) {
-    let all = codes.iter_mut().zip(values).zip(random);
+    let all = q8.iter_mut().zip(values).zip(random);
     if signed {
         for ((to, x), r) in all {
             *to = signed_code((x.to_f32() * power) * inverse, u32::from(*r));

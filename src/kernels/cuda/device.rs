@@ -454,7 +454,7 @@ pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
         DType::F64 => 3,
         DType::Q8 => 4,
         DType::UQ8 => 5,
-        // No kernel takes int16 operands alone: `ROUNDED` and `MASTER` of `coded.rs` are 6 and 7.
+        // No kernel takes int16 operands alone: `ROUNDED` and `MASTER` of `quantized.rs` are 6 and 7.
         DType::I16 => 8,
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn read(file: &Path, key: &str) -> Option<Vec<u8>> {
         return Some(image);
     }
     let why = if trusted { "it is damaged" } else { "other users may write to it" };
-    log::warn!(target: "oxidion.cuda", "{} is not loaded, and made anew: {why}", file.display());
+    log::warn!(target: "oxidion.cuda", "{} is not loaded, and is compiled again: {why}", file.display());
     None
 }
 

@@ -12,7 +12,6 @@
 //! - the first step, which loads the kernels;
 //! - decompositions by libtorch (see `libtorch/mod.rs`).
 
-mod coded;
 mod compile;
 pub(super) mod device;
 pub(super) mod driver;
@@ -21,6 +20,7 @@ mod kept;
 pub(super) mod lines;
 mod nvrtc;
 mod passes;
+mod quantized;
 mod rows;
 pub(super) mod sources;
 mod states;

@@ -269,12 +269,12 @@ impl Nvrtc {
     unsafe fn got(program: usize, (size, get): (Get<usize>, Get<c_char>)) -> Result<Vec<u8>> {
         let (mut length, mut bytes) = (0, Vec::new());
         // SAFETY: NVRTC writes one number, then as many bytes as that says.
-        let codes = unsafe {
+        let results = unsafe {
             let code = size(program, &raw mut length);
             bytes.resize(length, 0_u8);
             [code, get(program, bytes.as_mut_ptr().cast())]
         };
-        codes.into_iter().try_for_each(|code| check("result", code))?;
+        results.into_iter().try_for_each(|code| check("result", code))?;
         Ok(bytes)
     }
 }

@@ -1,8 +1,8 @@
-//! Launches passes over jobs. Jobs with quantized or rounded operands go to the kernels of `coded.cu`.
+//! Launches passes over jobs. Jobs with quantized or rounded operands go to the kernels of `quantized.cu`.
 
-use super::coded::{self, CodedJob};
 use super::device::launch;
 use super::driver::Grid;
+use super::quantized::{self, QuantizedJob};
 use super::table::{FEW, Job, MANY, THREADS, is_wide, job, table};
 use crate::error::Result;
 use crate::kernels::op::Pass;
@@ -11,12 +11,12 @@ use crate::tensor::FlatView;
 /// Runs a pass over all jobs.
 pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
-    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
+    let (mut wide_quantized, mut narrow_quantized) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
         let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
         if operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
-            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
-            list.push(CodedJob::new(job, operands)?);
+            let list = if is_wide { &mut wide_quantized } else { &mut narrow_quantized };
+            list.push(QuantizedJob::new(job, operands)?);
         } else {
             let list = if is_wide { &mut wide } else { &mut narrow };
             list.push(job);
@@ -32,8 +32,8 @@ pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView
             launch_table::<MANY>(pass, "many", jobs)?;
         }
     }
-    coded::run(pass, true, &wide_coded)?;
-    coded::run(pass, false, &narrow_coded)
+    quantized::run(pass, true, &wide_quantized)?;
+    quantized::run(pass, false, &narrow_quantized)
 }
 
 fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {

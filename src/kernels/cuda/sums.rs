@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::coded::{self, CodedJob};
 use super::device::{launch, scratch};
 use super::driver::Grid;
+use super::quantized::{self, QuantizedJob};
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
 use crate::error::{Error, Result};
 use crate::kernels::op::Pass;
@@ -60,12 +60,12 @@ pub(in crate::kernels) fn fold<const N: usize>(
     sums: &[FlatView],
 ) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
-    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
+    let (mut wide_quantized, mut narrow_quantized) = (Vec::new(), Vec::new());
     for ((number, operands), to) in jobs.iter().enumerate().zip(sums) {
         let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
         if !operands[0].is_empty() && operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
-            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
-            list.push((CodedJob::new(job, operands)?, *to));
+            let list = if is_wide { &mut wide_quantized } else { &mut narrow_quantized };
+            list.push((QuantizedJob::new(job, operands)?, *to));
         } else {
             let list = if is_wide { &mut wide } else { &mut narrow };
             list.push((job, *to));
@@ -81,10 +81,10 @@ pub(in crate::kernels) fn fold<const N: usize>(
             launch_table::<MANY>(pass, "many", factor, jobs)?;
         }
     }
-    for (is_wide, jobs) in [(true, wide_coded), (false, narrow_coded)] {
-        for jobs in jobs.chunks(coded::at_once(is_wide)) {
-            let (own, to): (Vec<CodedJob>, Vec<FlatView>) = jobs.iter().copied().unzip();
-            let (partial, ends) = coded::sum(pass, is_wide, &own, |pieces| room(pieces, &to))?;
+    for (is_wide, jobs) in [(true, wide_quantized), (false, narrow_quantized)] {
+        for jobs in jobs.chunks(quantized::at_once(is_wide)) {
+            let (own, to): (Vec<QuantizedJob>, Vec<FlatView>) = jobs.iter().copied().unzip();
+            let (partial, ends) = quantized::sum(pass, is_wide, &own, |pieces| room(pieces, &to))?;
             add_up(&partial.1, &ends, factor, &to)?;
         }
     }

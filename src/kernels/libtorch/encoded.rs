@@ -14,14 +14,14 @@ const WORD: i64 = 0xffff_ffff;
 const HALF: i64 = 0xffff;
 
 /// Dequantizes 8-bit values.
-pub(super) fn decode(x: &FlatView<'_>, codes: &Tensor, kind: Kind) -> Result<Tensor> {
+pub(super) fn decode(x: &FlatView<'_>, q8: &Tensor, kind: Kind) -> Result<Tensor> {
     let Some((Encoding::Blocks(blocks), first)) = x.encoding() else {
-        return Err(Error::Internal("codes without blocks".into()));
+        return Err(Error::Internal("quantized values without blocks".into()));
     };
     let (values, _) = book(x.dtype());
-    let values = Tensor::f_from_slice(values)?.f_to_device(codes.device())?;
-    let scales = scales_of(blocks)?.f_index_select(0, &numbers_of(blocks, first, codes)?)?;
-    let numbers = values.f_index_select(0, &codes.f_to_kind(Kind::Int64)?)?.f_mul(&scales)?;
+    let values = Tensor::f_from_slice(values)?.f_to_device(q8.device())?;
+    let scales = scales_of(blocks)?.f_index_select(0, &numbers_of(blocks, first, q8)?)?;
+    let numbers = values.f_index_select(0, &q8.f_to_kind(Kind::Int64)?)?.f_mul(&scales)?;
     Ok(numbers.f_to_kind(kind)?)
 }
 
@@ -142,11 +142,11 @@ fn encode_blocks(
         None => block_of.f_zeros_like()?.f_add_scalar(1_i64 << 15)?,
     };
     let find = if dtype == DType::Q8 { signed } else { unsigned };
-    let codes = find(&quotients, &random)?;
+    let q8 = find(&quotients, &random)?;
     // A block of zeros, or with a scale that is not finite, is quantized to 0.
     let says_nothing = scale.f_eq(0.0)?.f_logical_or(&scale.f_isfinite()?.f_logical_not()?)?;
-    let none = codes.f_zeros_like()?.f_add_scalar(zero)?;
-    Ok(stored.f_copy_(&none.f_where_self(&says_nothing, &codes)?)?)
+    let none = q8.f_zeros_like()?.f_add_scalar(zero)?;
+    Ok(stored.f_copy_(&none.f_where_self(&says_nothing, &q8)?)?)
 }
 
 /// The numbers of entries for numbers with these bits, as `crate::kernels::cpu::minifloat` has them.

@@ -65,7 +65,7 @@ pub(in crate::kernels) fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
     let stored = x.tensor(&[x.len()])?;
     match x.encoding() {
         None if x.dtype().is_quantized() => {
-            Err(Error::Internal("codes without the blocks that they belong to".into()))
+            Err(Error::Internal("quantized values without their blocks".into()))
         }
         _ if x.dtype().is_quantized() => encoded::decode(x, &stored, kind),
         _ => match encoded::join(x, &stored, kind)? {

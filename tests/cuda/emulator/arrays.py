@@ -21,7 +21,7 @@ class Guarded:
     def empty(
         cls, batch: int, rows: int, cols: int, dtype: torch.dtype, *, row_stride: int, shift: int = 0
     ) -> Guarded:
-        """Matrices of NaN. ``shift`` moves the first one by so many elements, off its alignment."""
+        """Matrices of NaN. ``shift`` is the number of elements that the first one is off its alignment."""
         whole = torch.full((2 * GUARD + shift + batch * rows * row_stride,), float("nan"), dtype=dtype)
         strides = (rows * row_stride, row_stride, 1)
         return cls(whole, whole.as_strided((batch, rows, cols), strides, GUARD + shift))

@@ -134,7 +134,7 @@ inline void products_wait() {
     emulator::wait_for_products(Pending);
 }
 
-inline void settle(float (&sum)[64]) {
+inline void fence_sums(float (&sum)[64]) {
     emulator::check_settled(sum);
 }
 

@@ -38,12 +38,12 @@ HERE = Path(__file__).resolve().parent
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
 TWINS = "twins.h"
 SHARED_BYTES = 227 * 1024
-# A static array of a block, which begins with what nobody wrote: the emulator fills it.
+# A static shared array of a block, which is uninitialized at the start: the emulator fills it.
 SHARED = re.compile(r"^(\s*)__shared__ ([\w<>]+) (\w+)((?:\[[^;]*\])?);$", re.MULTILINE)
 
 # What a pass takes: jobs in a small table, in a large one, in float64.
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
-CODED_FORMS = {"many": "MANY_CODED", "wide": "FEW"}
+QUANTIZED_FORMS = {"many": "MANY_QUANTIZED", "wide": "FEW"}
 BY_SIZE = ("few", "many")
 # The same of passes over stacks of matrices.
 STACKS = {"few": "FEW_STACKS", "many": "MANY_STACKS", "wide": "FEW_STACKS"}
@@ -67,15 +67,15 @@ KERNELS = {
     },
     "copies.cu": {"copy_few": "Rectangles<FEW>", "copy_many": "Rectangles<MANY>"},
     "messages.cu": {"sum_messages": "Messages"},
-    "coded.cu": {
-        f"{name}_coded_{form}": f"CodedJobs<{most}>"
+    "quantized.cu": {
+        f"{name}_quantized_{form}": f"QuantizedJobs<{most}>"
         for name in names("elementwise", encoded=True)
-        for form, most in CODED_FORMS.items()
+        for form, most in QUANTIZED_FORMS.items()
     },
-    "coded_sums.cu": {
-        f"{name}_coded_{form}": f"CodedSumJobs<{most}>"
+    "quantized_sums.cu": {
+        f"{name}_quantized_{form}": f"QuantizedSumJobs<{most}>"
         for name in names("sum", encoded=True)
-        for form, most in CODED_FORMS.items()
+        for form, most in QUANTIZED_FORMS.items()
     },
     "sums.cu": {
         f"{name}_{form}": f"SumJobs<{most}>" for name in names("sum") for form, most in FORMS.items()
@@ -106,7 +106,7 @@ KERNELS = {
     },
 }
 
-Edit = tuple[str, str, str]  # file, text that stands there once, text in its place
+Edit = tuple[str, str, str]  # file, text that occurs there once, replacement
 
 
 class KernelFault(RuntimeError):
@@ -195,7 +195,7 @@ class Emulated:
         self._library.emulator_failure.restype = ctypes.c_char_p
 
     def let_lanes_lag(self) -> None:
-        """From now on single lanes fall behind their warps, for as long as a device may let them."""
+        """Lets single lanes fall behind their warps, for as long as a device may let them."""
         self._library.emulator_let_lanes_lag(1)
 
     def launch(

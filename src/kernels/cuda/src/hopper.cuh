@@ -169,7 +169,7 @@ __device__ __forceinline__ void products_wait() {
 }
 
 // Keeps the compiler from reading sums before the wait in front of this.
-__device__ __forceinline__ void settle(float (&sum)[64]) {
+__device__ __forceinline__ void fence_sums(float (&sum)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }

@@ -7,14 +7,14 @@
 #pragma once
 #include "search.cuh"
 
-// As `DType` numbers them. Quantized types are for the kernels of `coded.cu` only.
+// As `DType` numbers them. Quantized types are for the kernels of `quantized.cu` only.
 enum class Type : unsigned char {
     float16,
     bfloat16,
     float32,
     float64,
-    signed_codes,
-    unsigned_codes,
+    q8,
+    uq8,
     master  // bfloat16, and the low halves of float32 weights elsewhere
 };
 

@@ -179,7 +179,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
         for (int a = 0; a < TOGETHER; ++a) {
             const int r = slot + (first + a) * tiling.slots;
             const bool inside = r < height && width > 0;
-            double beside = 0;
+            double others = 0;
             if (inside) {
                 C row_of[S ? S : 1];
 #pragma unroll
@@ -201,7 +201,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                     if (j < width) {
                         const auto summed = op(one, row_of, col_of);
                         if constexpr (Op::SUMS) {
-                            beside += summed;
+                            others += summed;
                             below[j] += summed;
                         }
                     }
@@ -224,7 +224,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                 }
             }
             if constexpr (Op::SUMS) {
-                double sum = beside;
+                double sum = others;
                 all += sum;
                 if (job.partial_rows) {
                     for (int other = tiling.lanes / 2; other > 0; other /= 2) {

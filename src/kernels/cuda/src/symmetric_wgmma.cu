@@ -89,14 +89,14 @@ struct Place {
 // tiles, so of every other row one is left. The second one of the last such pair may be behind the matrix.
 struct PairedTile {
     int row, col;
-    bool beside;  // the other one
+    bool is_adjacent;  // the other tile of the pair is a neighbour
 
     // The first down^2 / 4 pairs are neighbours, counted row by row.
     __device__ __forceinline__ PairedTile(int pair, int size, int rank) {
         const int down = ceil_div(size, TILE), last = pair - down * down / 4;
-        beside = last < 0;
+        is_adjacent = last < 0;
         row = col = 4 * last + 2 * rank;
-        if (!beside) return;
+        if (!is_adjacent) return;
         row = static_cast<int>(estimated_root(4.0f * static_cast<float>(pair) + 3.0f));
         while ((row + 1) * (row + 1) / 4 <= pair) ++row;
         while (row * row / 4 > pair) --row;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void fill_stages(const SymmetricTensorProduct& p, u32
             }
             barrier_arrive_expecting(ring.filled(), STAGE_BYTES);
             const int column = block * DEPTH, row = tile.row * TILE;
-            if (tile.beside) {
+            if (tile.is_adjacent) {
                 tensor_load_to_cluster<CLUSTER>(ring.stage() + rank * HALF_BYTES, left.map, ring.filled(),
                                                 column, row + rank * HALF, left.z);
             } else {
@@ -316,9 +316,9 @@ __device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int
             const int from = sums_of(part, pair, i);
             bits[i] = pack(sum[from], sum[from + 1], T{});
         }
-        const int below = lane / 8 % 2, beside = pair * 2 + lane / 16;
+        const int below = lane / 8 % 2, across = pair * 2 + lane / 16;
         store_matrices(matrix_row(at, pair), bits);
-        store_matrices_transposed(swizzled(at + SQUARE_BYTES, beside * 8 + lane % 8, warp * 2 + below), bits);
+        store_matrices_transposed(swizzled(at + SQUARE_BYTES, across * 8 + lane % 8, warp * 2 + below), bits);
     }
 }
 
@@ -415,8 +415,8 @@ __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, 
         const Factors factors(p.terms);
         products_wait<0>();
         if (blocks) release(last);
-        settle(sum[0]);
-        settle(sum[1]);
+        fence_sums(sum[0]);
+        fence_sums(sum[1]);
         store_squares<T>(p, sum, factors, addends, squares, group, t / p.pairs, first_row, first_col);
     }
     if (threadIdx.x % GROUP == 0) tensor_stores_wait_read<0>();  // shared memory ends with the block

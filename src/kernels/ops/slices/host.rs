@@ -175,8 +175,9 @@ mod tests {
             for (rows, cols) in [(1, 1), (3, 700), (500, 333), (70, 2100)] {
                 let random = |kind| Tensor::randn([rows, cols], (Kind::Float, Device::Cpu)).to_kind(kind);
                 let (g, start) = (random(grad_kind), random(kind));
-                let (apart, add) = (start.copy(), Momentum { mu: 1.0, grad_factor: -0.3, nesterov: false });
-                crate::kernels::cpu::run(&add, &mut [Job { read: [view(&g)], write: [view_mut(&apart)] }]);
+                let (separate, add) =
+                    (start.copy(), Momentum { mu: 1.0, grad_factor: -0.3, nesterov: false });
+                crate::kernels::cpu::run(&add, &mut [Job { read: [view(&g)], write: [view_mut(&separate)] }]);
                 for (side, count) in [(Side::Rows, rows), (Side::Cols, cols)] {
                     for threads in [1, 3] {
                         threads::set(threads);
@@ -187,10 +188,10 @@ mod tests {
                         absolute_sums(&matrix(&together), side, &mut view_mut(&alone));
                         threads::set(1);
                         let what = format!("{kind:?} {grad_kind:?} {rows} {cols} {side:?} {threads}");
-                        assert!(together.equal(&apart), "{what}");
+                        assert!(together.equal(&separate), "{what}");
                         assert!(found.equal(&alone), "{what}");
                         let dim = i64::from(side == Side::Rows);
-                        let wide = apart.to_kind(Kind::Double).abs();
+                        let wide = separate.to_kind(Kind::Double).abs();
                         let expected = wide.sum_dim_intlist(dim, false, None::<Kind>);
                         assert!(found.allclose(&expected, 1e-13, 0.0, false), "{what}");
                     }

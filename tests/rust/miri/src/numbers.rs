@@ -16,7 +16,7 @@ const BEHIND: usize = 5;
 /// Bits of what must not be written.
 const UNTOUCHED: u64 = 0x5a5a_5a5a_5a5a_5a5a;
 
-/// Elements of one type between others that nobody may write.
+/// Elements of one type between others that must not be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
     words: Vec<u64>,
@@ -25,7 +25,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Elements that nobody has written.
+    /// Unwritten elements.
     #[must_use]
     pub fn new(dtype: DType, len: usize) -> Self {
         let words = ((AHEAD + len + BEHIND) * dtype.bytes()).div_ceil(8);
@@ -77,14 +77,14 @@ impl Memory {
         FlatViewMut::over(&mut self.words, self.dtype).into_part(AHEAD, self.len)
     }
 
-    /// As the session keeps memory: an address, of which views are made.
+    /// Returns the address from which views are made, as the session keeps memory.
     #[must_use]
     pub fn ptr(&mut self) -> FlatPtr {
         let offset = AHEAD * self.dtype.bytes();
         FlatPtr::over(&mut self.words, self.dtype).carve(offset, self.len, self.dtype).unwrap()
     }
 
-    /// To be written, with an encoding. Nobody uses what that refers to as long as the view lives.
+    /// Returns a mutable view with an encoding. Nothing else uses the encoding's memory while the view lives.
     #[must_use]
     pub fn encoded<'a>(&'a mut self, encoding: &'a Encoding) -> FlatViewMut<'a> {
         // SAFETY: the memory is borrowed to be written for as long as the view; the caller answers for the encoding's.
@@ -141,7 +141,7 @@ impl Memory {
     }
 }
 
-/// Sets an element behind those that nobody may write.
+/// Sets an element behind those that must not be written.
 fn set(words: &mut [u64], dtype: DType, at: usize, number: f64) {
     let size = 8 * dtype.bytes();
     let start = (AHEAD + at) * size;
@@ -226,7 +226,7 @@ pub fn read(view: &FlatView<'_>) -> Vec<f64> {
 }
 
 /// Compares with numbers in float64. A result is rounded to its type once; before that arithmetic in float32 has an error
-/// of some units in the last place, beside sizes of about 1.
+/// of some units in the last place, relative to sizes of about 1.
 ///
 /// # Panics
 /// Panics where they differ by more.

@@ -1,4 +1,4 @@
-//! Codes with a scale for each block, and stochastic rounding: blocks written side by side, by several threads.
+//! 8-bit values with a scale for each block, and stochastic rounding: blocks written side by side, by several threads.
 
 use oxidion_miri::kernels::{AdamW, Convert, Job, Momentum, run, run_on_cpu};
 use oxidion_miri::numbers::{Memory, assert_near, assert_within, random, with_threads};
@@ -30,8 +30,8 @@ fn book(dtype: DType) -> Vec<f64> {
     [negative, entries].concat()
 }
 
-/// Numbers as they are after they were stored as codes in rows of `width` with blocks of `block`.
-fn coded(dtype: DType, numbers: &[f64], width: usize, block: usize) -> Vec<f64> {
+/// Numbers after they were quantized and dequantized, in rows of `width` with blocks of `block`.
+fn quantized(dtype: DType, numbers: &[f64], width: usize, block: usize) -> Vec<f64> {
     let book = book(dtype);
     // Of the entries around a number the one that is less far away.
     let nearest = |x: f64| {
@@ -47,7 +47,7 @@ fn coded(dtype: DType, numbers: &[f64], width: usize, block: usize) -> Vec<f64> 
     blocks.flat_map(decode).collect()
 }
 
-/// Codes of rows, with memory for their scales.
+/// Quantized rows, with memory for their scales.
 struct Codes {
     codes: Memory,
     scales: Memory,
@@ -62,7 +62,7 @@ impl Codes {
         Self { codes, scales, width, block }
     }
 
-    /// Does work with the codes, which nobody else uses meanwhile, nor their scales.
+    /// Runs `work` on the quantized values. Nothing else uses them or their scales meanwhile.
     fn with<R>(&mut self, work: impl FnOnce(FlatViewMut<'_>) -> R) -> R {
         let Self { width, block, .. } = *self;
         let encoding = Encoding::Blocks(Blocks { scales: self.scales.ptr(), width, block, rounding: None });
@@ -125,7 +125,7 @@ fn blocks_are_stored_by_several_threads_and_read_again() {
             let scales: Vec<f64> =
                 blocks.map(|block| block.iter().fold(0.0, |most, x| x.abs().max(most))).collect();
             assert_eq!(codes.scales.numbers(), scales);
-            let expected = coded(dtype, &numbers, WIDTH, BLOCK);
+            let expected = quantized(dtype, &numbers, WIDTH, BLOCK);
             assert_within(&found, &expected, 1e-7, "decoded");
             assert!(found.iter().filter(|x| **x != 0.0).count() > LEN / 2);
         }
@@ -136,15 +136,15 @@ fn blocks_are_stored_by_several_threads_and_read_again() {
 fn blocks_are_written_in_place_with_their_scales() {
     let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
     codes.with(|mut codes| {
-        let mut coded = codes.coded().unwrap();
-        assert_eq!(coded.len(), LEN);
+        let mut quantized = codes.quantized().unwrap();
+        assert_eq!(quantized.len(), LEN);
         for at in [0, 16, 19, 54] {
-            let (bytes, scale) = coded.block(at).unwrap();
+            let (bytes, scale) = quantized.block(at).unwrap();
             bytes.fill(255);
             *scale = at as f32 + 1.0;
         }
         // No beginning of a block.
-        assert!(coded.block(1).is_none() && coded.block(18).is_none());
+        assert!(quantized.block(1).is_none() && quantized.block(18).is_none());
     });
     let found = codes.numbers();
     let bits = codes.codes.bits();
@@ -168,8 +168,8 @@ fn a_part_of_a_block_is_read_and_not_written() {
     let all = codes.numbers();
     codes.with(|codes| {
         let (mut low, mut high) = codes.split_at(21);
-        assert!(low.coded().unwrap().block(19).is_none());
-        assert!(high.coded().unwrap().block(0).is_none());
+        assert!(low.quantized().unwrap().block(19).is_none());
+        assert!(high.quantized().unwrap().block(0).is_none());
         // Both hold a part of one block, and read its scale.
         let found = std::thread::scope(|scope| {
             let other = scope.spawn(|| decode(&high.view()));
@@ -194,7 +194,7 @@ fn codes_without_an_encoding_or_a_scale_have_no_meaning() {
 #[test]
 fn momentum_is_kept_as_codes() {
     let (mu, grad_factor) = (0.75, 0.5);
-    let old = coded(DType::Q8, &magnitudes(DType::Q8, LEN, 3), WIDTH, BLOCK);
+    let old = quantized(DType::Q8, &magnitudes(DType::Q8, LEN, 3), WIDTH, BLOCK);
     for (dtype, nesterov) in [(DType::F32, false), (DType::BF16, true), (DType::F64, true)] {
         let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
         let old = Memory::of(DType::F32, &old);
@@ -220,7 +220,7 @@ fn momentum_is_kept_as_codes() {
         assert_near(&u, &expected, "update");
         // Next to the middle of two entries float32 may find the other one: a step of the book is below a twentieth.
         let found = codes.numbers();
-        let stored = coded(DType::Q8, &new, WIDTH, BLOCK);
+        let stored = quantized(DType::Q8, &new, WIDTH, BLOCK);
         let off = found.iter().zip(&stored).filter(|(a, b)| (*a - *b).abs() > 1e-6).count();
         assert!(off <= 1, "{off} of {LEN}");
         assert_within(&found, &stored, 0.05, "momentum");
@@ -250,9 +250,9 @@ fn both_moments_of_adamw_are_kept_as_codes() {
     let step = |(x, g): (&f64, &f64)| x * 0.875 - 0.25 * g / (g.abs() + 1e-8);
     assert_near(&x, &start.iter().zip(&g).map(step).collect::<Vec<_>>(), "parameter");
     let moments = |f: fn(f64) -> f64| g.iter().map(|g| f(*g)).collect::<Vec<_>>();
-    let expected = coded(DType::Q8, &moments(|g| 0.1 * g), len, 16);
+    let expected = quantized(DType::Q8, &moments(|g| 0.1 * g), len, 16);
     assert_within(&m.numbers(), &expected, 1e-7, "first moment");
-    let expected = coded(DType::UQ8, &moments(|g| 0.01 * g * g), len, 16);
+    let expected = quantized(DType::UQ8, &moments(|g| 0.01 * g * g), len, 16);
     assert_within(&v.numbers(), &expected, 1e-7, "second moment");
 }
 

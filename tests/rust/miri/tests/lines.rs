@@ -292,7 +292,7 @@ fn channels_have_factors_by_which_a_parameter_moves() {
 
 #[test]
 fn products_with_signs_are_written_by_several_threads_column_by_column() {
-    // So many elements that threads share the groups of columns.
+    // Enough elements for threads to share the groups of columns.
     let ([d, w], s) = ([350, 49], 2);
     let signs = Signs::new([d, s], stream([1, 2, 3], 4), 3);
     let mut omega = vec![0.0; d * s];

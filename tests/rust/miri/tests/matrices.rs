@@ -162,7 +162,7 @@ fn several_matrices_of_one_buffer_are_written_at_once() {
     assert!(memory.view_mut().into_matrices(&[Rect::packed(50, 3, 4)]).is_err());
 }
 
-/// Units of a parameter, as the session makes them: views of one address that nobody else writes elements of.
+/// Units of a parameter, as the session makes them: views of one address without common elements.
 #[test]
 fn matrices_of_one_address_are_written_by_several_threads() {
     with_threads(&[3], |_| {

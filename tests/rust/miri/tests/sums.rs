@@ -201,7 +201,7 @@ fn factored_moments_scale_an_update_that_is_applied() {
     }
 }
 
-/// Rows that are blocks of codes, which are read and written tile by tile.
+/// Rows that are blocks of quantized values, which are read and written tile by tile.
 #[test]
 fn rows_of_codes_are_averaged() {
     let (height, width) = (2, 20);
@@ -254,7 +254,7 @@ fn rectangles_and_runs_are_copied() {
     }
 }
 
-/// So many that threads share the copies: pages of one buffer, each copied by one of them.
+/// Enough elements for threads to share the copies: pages of one buffer, each copied by one thread.
 #[test]
 fn large_copies_are_shared_by_threads() {
     let half = 1 << 17;

@@ -55,7 +55,7 @@ fn jobs_of_jobs_write_memory_of_the_items_that_posted_them() {
     });
 }
 
-/// Items at some level of jobs, of which the first one posts the next level.
+/// Number of items from some level of jobs on; the first item of a level posts the next one.
 fn items_below(level: usize) -> usize {
     let found = threads::map(2, |i| if i == 0 && level > 0 { items_below(level - 1) } else { 1 });
     found.into_iter().sum()

@@ -149,7 +149,7 @@ fn memory_is_taken_as_another_type() {
     assert_eq!(words[4], u64::from(8.0_f32.to_bits() >> 16 << 16 | 0x4180));
 }
 
-/// Buffers of an arena, as the session keeps them: addresses, of which each thread makes views.
+/// Buffers of an arena, as the session keeps them: addresses from which each thread makes views.
 #[test]
 fn buffers_of_one_arena_are_written_by_several_threads() {
     let mut arena = vec![0_u64; 40];
@@ -171,7 +171,7 @@ fn buffers_of_one_arena_are_written_by_several_threads() {
     with_threads(&[3], |_| {
         for round in 0..2 {
             threads::each(buffers.len(), |i| {
-                // SAFETY: the buffers are apart, each is one thread's, and the arena is used in no other way meanwhile.
+                // SAFETY: the buffers do not overlap, each is one thread's, and the arena is used in no other way meanwhile.
                 let mut view = unsafe { buffers[i].view_mut(None) };
                 write(view.reborrow(), |at| (100 * round + 10 * i + at) as f64);
                 let (low, high) = view.split_at(2);

@@ -21,7 +21,7 @@ impl ThreadPoolBuilder {
     pub fn new() -> Self {
         Self
     }
-    /// Sets nothing: a scope starts as many threads as it is told to.
+    /// Sets nothing: a scope starts one thread for each call of [`Scope::spawn`].
     #[must_use]
     pub fn num_threads(self, _: usize) -> Self {
         self

@@ -1,6 +1,7 @@
-"""The passes over codes, randomly rounded numbers and weights in two halves on the emulator, by definition.
+"""Passes over 8-bit values, randomly rounded numbers and weights in two halves, on the emulator.
 
-Nothing is fused or estimated on the host, so the equations in float32 give the same codes to the last one.
+Nothing is fused or estimated on the host, so the defining equations in float32 give the
+same 8-bit values exactly.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from torch import Tensor
 
 from support import codes as book
 
-from .coded import (
-    CODED_THREADS,
-    MOST_CODED,
+from .emulator.library import Emulated
+from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
+from .operations import OPERATIONS, names
+from .quantized import (
+    MOST_QUANTIZED,
+    QUANTIZED_THREADS,
     Codes,
     Halves,
     Operand,
     Places,
     Plain,
     Rounded,
-    coded_table,
     decoded,
+    quantized_table,
 )
-from .emulator.library import Emulated
-from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
-from .operations import OPERATIONS, names
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 WIDTHS = (1, 7, 255, 256, 257, 1000)
@@ -104,7 +105,7 @@ class Case:
 
     @property
     def plain(self) -> Pass:
-        """What it is told."""
+        """The arguments of the pass."""
         return PASSES[self.name][0]
 
     @property
@@ -127,7 +128,7 @@ CASES = {name: Case(name) for name in names("elementwise", encoded=True) if name
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated("coded.cu", tmp_path_factory.mktemp("coded"))
+    return Emulated("quantized.cu", tmp_path_factory.mktemp("quantized"))
 
 
 def operands_of(
@@ -140,7 +141,7 @@ def operands_of(
     shift: int = 0,
     narrow: torch.dtype = BF16,
 ) -> list[Operand]:
-    """Operands with values of many sizes, of which the job has the elements of ``part``."""
+    """Operands with values of many sizes; the job covers the elements of ``part``."""
     torch.manual_seed(width + block + shift)
     length, numel = part.stop - part.start, rows * width
     # Rows of a tensor of more rows, from the third one on; the same places for all operands.
@@ -168,12 +169,12 @@ def launch(
 ) -> None:
     plain = CASES[name].plain
     live = torch.tensor(plain.live, dtype=F64)
-    made, blocks = coded_table(form, jobs, plain.scalars, [plain.factors] * len(jobs), lanes, live)
+    made, blocks = quantized_table(form, jobs, plain.scalars, [plain.factors] * len(jobs), lanes, live)
     kernels.launch(
-        f"{name}_coded_{form}",
+        f"{name}_quantized_{form}",
         made,
         blocks=blocks,
-        threads=CODED_THREADS,
+        threads=QUANTIZED_THREADS,
         shared_bytes=0,
         readable=[],
         seed=seed,
@@ -203,7 +204,7 @@ def check(
             what = f"{name} operand {n} of {len(operand.values)}"
             assert operand.untouched(), f"{what}: something beside it was written"
             if isinstance(operand, Halves):
-                # Numbers of float32, of which the root and the order of sums may differ by a unit.
+                # Float32 numbers: roots and orders of summation may make them differ by a unit.
                 torch.testing.assert_close(
                     operand.read(), want.read(), rtol=2.0**-22, atol=2.0**-22, equal_nan=True, msg=what
                 )
@@ -238,7 +239,7 @@ def test_pass_equals_its_equation_and_codes_are_equal(kernels: Emulated, name: s
 @pytest.mark.parametrize("name", [name for name in CASES if "x" in CASES[name].kinds])
 @pytest.mark.parametrize("types", ["float32", "bfloat16", "float64"])
 def test_weights_in_two_halves_are_read_and_written(kernels: Emulated, name: str, types: str) -> None:
-    """With low halves that lie as the parameter does, and otherwise; beside codes and alone."""
+    """With low halves in the parameter's layout and in another; with 8-bit operands and alone."""
     plain, kinds = getattr(torch, types), CASES[name].kinds.replace("x", "w")
     jobs = []
     for at, width in enumerate(WIDTHS):
@@ -258,18 +259,18 @@ def test_every_kind_of_weight_is_found_again(kernels: Emulated) -> None:
     weights = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(F32)
     one = Halves.weights(torch.zeros_like(weights))
     jobs: list[list[Operand]] = [[Plain.of(weights, F32), one]]
-    made, blocks = coded_table("many", jobs, (1.0,), [(0.0, 0.0)])
+    made, blocks = quantized_table("many", jobs, (1.0,), [(0.0, 0.0)])
     kernels.launch(
-        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+        "convert_quantized_many", made, blocks=blocks, threads=QUANTIZED_THREADS, shared_bytes=0, readable=[]
     )
     assert one.untouched()
     wanted = Halves.weights(weights)
     assert torch.equal(one.low, wanted.low)
     assert torch.equal(one.values.view(torch.int16), wanted.values.view(torch.int16))
     back = Plain.of(torch.zeros_like(weights), F32)
-    made, blocks = coded_table("many", [[one, back]], (1.0,), [(0.0, 0.0)])
+    made, blocks = quantized_table("many", [[one, back]], (1.0,), [(0.0, 0.0)])
     kernels.launch(
-        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+        "convert_quantized_many", made, blocks=blocks, threads=QUANTIZED_THREADS, shared_bytes=0, readable=[]
     )
     kept = ~weights.isnan()
     assert torch.equal(back.values.isnan(), weights.isnan())
@@ -277,14 +278,14 @@ def test_every_kind_of_weight_is_found_again(kernels: Emulated) -> None:
 
 
 def test_weights_of_others_are_read_without_harm(kernels: Emulated) -> None:
-    """Zeros, infinities and NaN beside any low half."""
+    """Zeros, infinities and NaN with any low half."""
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0] * 50)
     one = Halves.weights(special)
     one.low.copy_(torch.arange(-150, 150) * 200)
     to = Plain.of(torch.zeros(300), F32)
-    made, blocks = coded_table("many", [[one, to]], (1.0,), [(0.0, 0.0)])
+    made, blocks = quantized_table("many", [[one, to]], (1.0,), [(0.0, 0.0)])
     kernels.launch(
-        "convert_coded_many", made, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+        "convert_quantized_many", made, blocks=blocks, threads=QUANTIZED_THREADS, shared_bytes=0, readable=[]
     )
     assert same(to.values, one.read())
     assert torch.equal(to.values.isnan(), special.isnan())
@@ -313,18 +314,18 @@ def test_a_part_of_a_row_has_its_own_scales(kernels: Emulated) -> None:
 
 def test_long_jobs_and_full_tables_are_cut_into_pieces(kernels: Emulated) -> None:
     jobs = [operands_of("gm", 1, width, 256, slice(0, width)) for width in (2 * PIECE + 300, 5)]
-    jobs += [operands_of("gm", 2, 9, 256, slice(0, 18)) for _ in range(MOST_CODED["many"] - len(jobs))]
+    jobs += [operands_of("gm", 2, 9, 256, slice(0, 18)) for _ in range(MOST_QUANTIZED["many"] - len(jobs))]
     check(kernels, "momentum_alone", "many", jobs)
 
 
 def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Codes, Tensor, Tensor]:
-    """The codes that the kernel finds for rows of float32, and those of the definition."""
+    """The 8-bit values of float32 rows, by the kernel and by the definition."""
     zeros = torch.zeros_like(x)
     made = Codes.of(zeros, signed, 256, slice(0, x.numel()))
     jobs: list[list[Operand]] = [[Plain.of(x, F32), made]]
-    table, blocks = coded_table("many", jobs, (1.0,), [(0.0, 0.0)])
+    table, blocks = quantized_table("many", jobs, (1.0,), [(0.0, 0.0)])
     kernels.launch(
-        "convert_coded_many", table, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+        "convert_quantized_many", table, blocks=blocks, threads=QUANTIZED_THREADS, shared_bytes=0, readable=[]
     )
     return made, *book.encode(x, 256, signed=signed)
 
@@ -397,7 +398,7 @@ def test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels: Emu
 @pytest.mark.parametrize("name", [name for name in CASES if {"m", "v"} & set(CASES[name].kinds)])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_moments_of_16_bits_are_rounded_at_random(kernels: Emulated, name: str, dtype: torch.dtype) -> None:
-    """Alone, beside codes, and by tags of their own."""
+    """Alone, with 8-bit operands, and by tags of their own."""
     jobs = []
     for width in (7, 257, 1000):
         kinds = CASES[name].kinds.replace("m", "M")
@@ -409,7 +410,7 @@ def test_moments_of_16_bits_are_rounded_at_random(kernels: Emulated, name: str, 
 
 @pytest.mark.parametrize("positive", [True, False])
 def test_float16_of_any_size_is_rounded_at_random(kernels: Emulated, positive: bool) -> None:
-    """Subnormal numbers, what is below them, the largest ones, and what is no number."""
+    """Subnormal numbers, smaller ones, the largest ones, infinity and NaN."""
     most = torch.tensor([0.0, 65504.0, 65519.0, 65536.0])
     sizes = torch.cat([10.0 ** torch.linspace(-12, 5.2, 4000), most])
     border = 2.0**-14 * (1 + torch.arange(-40.0, 40.0) * 2.0**-13)

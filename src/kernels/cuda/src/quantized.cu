@@ -1,5 +1,5 @@
 // Elementwise passes over operands that may be quantized or stochastically rounded.
-#include "coded.cuh"
+#include "quantized.cuh"
 #include "each_elementwise.cuh"
 
-EACH_ENCODED_ELEMENTWISE(UPDATE_CODED)
+EACH_ENCODED_ELEMENTWISE(UPDATE_QUANTIZED)

@@ -1,4 +1,4 @@
-"""Launches of passes over codes, randomly rounded numbers and weights in two halves, and definitions."""
+"""Launches and definitions of passes over 8-bit values, randomly rounded numbers, weights in two halves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.rounding import random_numbers, rounded
 
 from .jobs import MOST_OPERANDS, MOST_SCALARS, PIECE, TYPES, Job, Scalars
 
-CODED_THREADS, MOST_SPANS = 128, 4
-MOST_CODED = {"many": 96, "wide": 32}
+QUANTIZED_THREADS, MOST_SPANS = 128, 4
+MOST_QUANTIZED = {"many": 96, "wide": 32}
 CODES, MASTER = {True: 4, False: 5}, 6
 GUARD = 4096
 
@@ -37,8 +37,8 @@ class Rounding(ctypes.Structure):
     )
 
 
-class CodedJob(ctypes.Structure):
-    """Mirror of ``CodedJob``."""
+class QuantizedJob(ctypes.Structure):
+    """Mirror of ``QuantizedJob``."""
 
     _fields_ = (
         ("plain", Job),
@@ -52,7 +52,7 @@ class CodedJob(ctypes.Structure):
 
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int = 0) -> tuple[Tensor, Tensor]:
-    """A copy of ``values`` in the middle of what nobody may touch, ``shift`` elements off its alignment."""
+    """A copy of ``values`` between guards that must not change, ``shift`` elements off its alignment."""
     sentinel = {torch.uint8: 0xEE, torch.int16: 0x1111}.get(dtype, float("nan"))
     whole = torch.full((values.numel() + 2 * GUARD + shift,), sentinel, dtype=dtype)
     inside = whole[GUARD + shift : GUARD + shift + values.numel()]
@@ -108,7 +108,7 @@ class Plain:
 
 @dataclass
 class Codes:
-    """An operand of codes: rows of ``width`` elements, of which a job has those of ``part``."""
+    """An 8-bit operand: rows of ``width`` elements; a job covers those of ``part``."""
 
     values: Tensor
     scales: Tensor
@@ -144,7 +144,7 @@ class Codes:
             random = self.places.numbers(self.tag, len(everything)).view(-1, self.width)
         rows = everything.view(-1, self.width)
         found, scales = book.encode(rows, self.block, signed=self.signed, random=random)
-        # What is not in the job keeps its codes.
+        # Elements outside the job keep their quantized values.
         mine = torch.zeros(self.values.numel(), dtype=torch.bool)
         mine[self.part] = True
         inside = torch.stack([part.any(dim=1) for part in mine.view(-1, self.width).split(self.block, 1)], 1)
@@ -211,12 +211,12 @@ Operand = Plain | Codes
 
 
 def decoded(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
-    """What codes stand for, float32."""
+    """Dequantized values, float32."""
     wide = scales.repeat_interleave(block, dim=-1)[..., : codes.shape[-1]]
     return book.book(signed).float()[codes.long()] * wide
 
 
-def tell_rounding(job: CodedJob, operands: Sequence[Operand]) -> None:
+def tell_rounding(job: QuantizedJob, operands: Sequence[Operand]) -> None:
     """Say which operands of a job are rounded at random, and by which numbers."""
     for n, operand in enumerate(operands):
         if not isinstance(operand, Codes | Rounded) or operand.places is None:
@@ -231,7 +231,7 @@ def tell_rounding(job: CodedJob, operands: Sequence[Operand]) -> None:
             to.size, to.start, to.length = span
 
 
-def coded_table(
+def quantized_table(
     form: str,
     jobs: Sequence[Sequence[Operand]],
     scalars: Sequence[float],
@@ -243,24 +243,24 @@ def coded_table(
 
     ``live`` has the factors of all jobs that a kernel left.
     """
-    fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", CodedJob * MOST_CODED[form]))
-    made = type("CodedJobs", (ctypes.Structure,), {"_fields_": fields})()
+    fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", QuantizedJob * MOST_QUANTIZED[form]))
+    made = type("QuantizedJobs", (ctypes.Structure,), {"_fields_": fields})()
     made.scalars.value = (ctypes.c_double * MOST_SCALARS)(*scalars)
     made.count, end = len(jobs), 0
     for job, operands, factor in zip(made.job, jobs, factors, strict=False):
         length = len(operands[0].read())
         job.plain.live = live.data_ptr() if live is not None else None
         job.plain.length, job.plain.factor = length, (ctypes.c_double * 2)(*factor)
-        coded = [operand for operand in operands if isinstance(operand, Codes)]
+        quantized = [operand for operand in operands if isinstance(operand, Codes)]
         block, width, first = 256, length, 0
-        if coded:
-            block, width, first = coded[0].block, coded[0].width, coded[0].part.start
+        if quantized:
+            block, width, first = quantized[0].block, quantized[0].width, quantized[0].part.start
         in_row = -(-width // block)
         number = first // width * in_row + first % width // block
         last = (first + length - 1) // width * in_row + (first + length - 1) % width // block
         longest = min(block, width)
         job.lanes = lanes or min(32, 1 << (-(-longest // 8) - 1).bit_length())
-        together = CODED_THREADS // job.lanes
+        together = QUANTIZED_THREADS // job.lanes
         job.share = max(1, PIECE // (longest * together)) * together
         job.width, job.block, job.in_row = width, block, in_row
         job.blocks, job.before = last + 1 - number, first % width // block

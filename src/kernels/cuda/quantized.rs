@@ -1,4 +1,4 @@
-//! Tables of jobs for `coded.cu`: passes over block-quantized values, stochastically rounded numbers, and weights in two
+//! Tables of jobs for `quantized.cu`: passes over block-quantized values, stochastically rounded numbers, and weights in two
 //! halves.
 
 use super::device::launch;
@@ -32,10 +32,10 @@ struct RandomBits {
     span: [Span; MOST_SPANS],
 }
 
-/// Has the layout of the CUDA struct `CodedJob`.
+/// Has the layout of the CUDA struct `QuantizedJob`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CodedJob {
+pub(super) struct QuantizedJob {
     plain: Job,
     scales: [usize; MOST_OPERANDS],
     width: i64,
@@ -50,18 +50,18 @@ pub(super) struct CodedJob {
     rounding: RandomBits,
 }
 
-/// Has the layout of the CUDA struct `CodedJobs`.
+/// Has the layout of the CUDA struct `QuantizedJobs`.
 #[repr(C)]
 #[derive(Debug)]
-struct CodedJobs<const MOST: usize> {
+struct QuantizedJobs<const MOST: usize> {
     scalars: Scalars,
     count: i32,
-    job: [CodedJob; MOST],
+    job: [QuantizedJob; MOST],
 }
 
 const _: () = {
-    assert!(size_of::<RandomBits>() == 112 && size_of::<CodedJob>() == size_of::<Job>() + 208);
-    assert!(size_of::<CodedSumJobs<MANY>>() <= 32764);
+    assert!(size_of::<RandomBits>() == 112 && size_of::<QuantizedJob>() == size_of::<Job>() + 208);
+    assert!(size_of::<QuantizedSumJobs<MANY>>() <= 32764);
 };
 
 fn narrow<T, U: TryFrom<T>>(x: T) -> Result<U> {
@@ -115,7 +115,7 @@ impl RandomBits {
     }
 }
 
-impl CodedJob {
+impl QuantizedJob {
     /// A job with the forms of its operands.
     pub(super) fn new<const N: usize>(plain: Job, operands: &[FlatView; N]) -> Result<Self> {
         let mut job = Self { plain, ..Self::default() };
@@ -139,7 +139,7 @@ impl CodedJob {
                     job.scales[at] = flat.remainders().map_or(0, |low| low.encoded_address());
                 }
                 None if flat.dtype().is_quantized() => {
-                    return Err(Error::Internal("a pass over codes without scales".into()));
+                    return Err(Error::Internal("a pass over quantized values without scales".into()));
                 }
                 None => {}
             }
@@ -148,7 +148,7 @@ impl CodedJob {
         let (first, blocks) = cut.blocks(length)?;
         for (to, form) in job.scales.iter_mut().zip(scales) {
             let Some(form) = form else { continue };
-            let few = || Error::Internal("codes with too few scales".into());
+            let few = || Error::Internal("quantized values with too few scales".into());
             *to = form.scales_address(first, blocks).ok_or_else(few)?;
         }
         let longest = cut.block.min(cut.width);
@@ -180,7 +180,7 @@ impl CodedJob {
 }
 
 /// Runs a pass over jobs with forms, in float64 where it is `wide`.
-pub(super) fn run(pass: &Pass<'_>, wide: bool, jobs: &[CodedJob]) -> Result<()> {
+pub(super) fn run(pass: &Pass<'_>, wide: bool, jobs: &[QuantizedJob]) -> Result<()> {
     for jobs in jobs.chunks(at_once(wide)) {
         if wide {
             launch_table(pass, "wide", &table::<FEW>(pass, jobs)?)?;
@@ -197,11 +197,14 @@ pub(super) fn at_once(wide: bool) -> usize {
 }
 
 /// A table of jobs, and where the pieces of each end.
-fn table<const MOST: usize>(pass: &Pass<'_>, jobs: &[CodedJob]) -> Result<(CodedJobs<MOST>, Vec<u32>)> {
-    let mut table = CodedJobs {
+fn table<const MOST: usize>(
+    pass: &Pass<'_>,
+    jobs: &[QuantizedJob],
+) -> Result<(QuantizedJobs<MOST>, Vec<u32>)> {
+    let mut table = QuantizedJobs {
         scalars: Scalars::of(pass),
         count: narrow(jobs.len())?,
-        job: [CodedJob::default(); MOST],
+        job: [QuantizedJob::default(); MOST],
     };
     let mut ends = vec![0];
     for (to, job) in table.job.iter_mut().zip(jobs) {
@@ -219,17 +222,17 @@ fn grid(ends: &[u32]) -> Grid {
 fn launch_table<const MOST: usize>(
     pass: &Pass<'_>,
     form: &str,
-    (table, ends): &(CodedJobs<MOST>, Vec<u32>),
+    (table, ends): &(QuantizedJobs<MOST>, Vec<u32>),
 ) -> Result<()> {
     // SAFETY: the layout is asserted above; operands and scales are memory of the device, which the session keeps.
-    unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid(ends), table) }
+    unsafe { launch(&format!("{}_quantized_{form}", pass.kernel), grid(ends), table) }
 }
 
-/// As `coded_sums.cu` lays it out.
+/// As `quantized_sums.cu` lays it out.
 #[repr(C)]
 #[derive(Debug)]
-struct CodedSumJobs<const MOST: usize> {
-    jobs: CodedJobs<MOST>,
+struct QuantizedSumJobs<const MOST: usize> {
+    jobs: QuantizedJobs<MOST>,
     partial: usize,
 }
 
@@ -238,23 +241,23 @@ struct CodedSumJobs<const MOST: usize> {
 pub(super) fn sum<T>(
     pass: &Pass<'_>,
     wide: bool,
-    jobs: &[CodedJob],
+    jobs: &[QuantizedJob],
     room: impl FnOnce(u32) -> Result<(T, usize)>,
 ) -> Result<(T, Vec<u32>)> {
     fn launch_sums<const MOST: usize, T>(
         pass: &Pass<'_>,
         form: &str,
-        jobs: &[CodedJob],
+        jobs: &[QuantizedJob],
         room: impl FnOnce(u32) -> Result<(T, usize)>,
     ) -> Result<(T, Vec<u32>)> {
         let (jobs, ends) = table::<MOST>(pass, jobs)?;
         let grid = grid(&ends);
         let (kept, partial) = room(grid.blocks)?;
         if grid.blocks > 0 {
-            let table = CodedSumJobs { jobs, partial };
+            let table = QuantizedSumJobs { jobs, partial };
             // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps,
             // and there is room for the sums of all pieces.
-            unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid, &table) }?;
+            unsafe { launch(&format!("{}_quantized_{form}", pass.kernel), grid, &table) }?;
         }
         Ok((kept, ends))
     }
@@ -310,12 +313,12 @@ mod tests {
             let scales = pointer(&mut scales[..blocks.div_ceil(2)], DType::F32);
             let form = Encoding::Blocks(Blocks { scales, width, block, rounding: None });
             let operands = [encoded(&mut memory, DType::Q8, &form)];
-            let job = CodedJob::new(Job::default(), &operands).unwrap();
+            let job = QuantizedJob::new(Job::default(), &operands).unwrap();
             assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, blocks));
             assert_eq!((job.scales[0], job.before), (scales.address(), 0));
             assert_eq!(job.pieces(), 1);
-            let part =
-                CodedJob::new(Job::default(), &operands.map(|o| o.part(block.min(width), 16384))).unwrap();
+            let part = QuantizedJob::new(Job::default(), &operands.map(|o| o.part(block.min(width), 16384)))
+                .unwrap();
             assert_eq!(part.scales[0], scales.address() + 4);
             assert_eq!(part.before as usize, usize::from(block < width));
         }
@@ -328,7 +331,7 @@ mod tests {
         let (scales, few) = (pointer(&mut scales, DType::F32), pointer(&mut few, DType::F32));
         let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, few)]
             .map(|(width, block, scales)| Encoding::Blocks(Blocks { scales, width, block, rounding: None }));
-        let new = |operands: [FlatView<'_>; 2]| CodedJob::new(Job::default(), &operands);
+        let new = |operands: [FlatView<'_>; 2]| QuantizedJob::new(Job::default(), &operands);
         let flat = encoded(&mut memory, DType::Q8, &one);
         let mut with = |encoding| {
             let other = encoded(&mut other, DType::UQ8, encoding);
@@ -348,7 +351,7 @@ mod tests {
             Encoding::Rounding(Rounding { key: [1, 2], places, stays_positive: false })
         };
         let mut one = |form: &Encoding| {
-            CodedJob::new(Job::default(), &[encoded(&mut memory, DType::BF16, form).part(3, 60)])
+            QuantizedJob::new(Job::default(), &[encoded(&mut memory, DType::BF16, form).part(3, 60)])
         };
         let job = one(&spans(&[10, 8, 9], &[(2, 4), (0, 8), (1, 2)])).unwrap();
         assert_eq!((job.random, job.tag[0], job.rounding.key, job.rounding.first), (1, 2, 1, 3));

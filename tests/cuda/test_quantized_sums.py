@@ -1,4 +1,4 @@
-"""Sums over codes and randomly rounded numbers on the host emulator, against float64."""
+"""Sums over 8-bit values and randomly rounded numbers on the host emulator, against float64."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from .coded import CODED_THREADS, Operand, coded_table
 from .emulator.library import Emulated
 from .jobs import LAMB, LIVE_LAMB
-from .test_coded import BF16, F32, F64, lamb_direction, lamb_moments, operands_of
+from .quantized import QUANTIZED_THREADS, Operand, quantized_table
+from .test_quantized import BF16, F32, F64, lamb_direction, lamb_moments, operands_of
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated("coded_sums.cu", tmp_path_factory.mktemp("coded_sums"))
+    return Emulated("quantized_sums.cu", tmp_path_factory.mktemp("quantized_sums"))
 
 
 def summed(
@@ -32,13 +32,18 @@ def summed(
 ) -> Tensor:
     """What the pieces of each job leave, added up."""
     live = torch.tensor(LIVE_LAMB, dtype=F64)
-    made, blocks = coded_table(form, jobs, scalars, [(0.0, 0.0)] * len(jobs), lanes, live)
+    made, blocks = quantized_table(form, jobs, scalars, [(0.0, 0.0)] * len(jobs), lanes, live)
     partial = torch.full((blocks, count), float("nan"), dtype=F64)
     fields = (("jobs", type(made)), ("partial", ctypes.c_void_p))
-    what = type("CodedSumJobs", (ctypes.Structure,), {"_fields_": fields})(made, partial.data_ptr())
+    what = type("QuantizedSumJobs", (ctypes.Structure,), {"_fields_": fields})(made, partial.data_ptr())
     assert ctypes.sizeof(what) <= 32764
     kernels.launch(
-        f"{name}_coded_{form}", what, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+        f"{name}_quantized_{form}",
+        what,
+        blocks=blocks,
+        threads=QUANTIZED_THREADS,
+        shared_bytes=0,
+        readable=[],
     )
     ends = [0, *(made.job[i].plain.end for i in range(len(jobs)))]
     return torch.stack([partial[i:j].sum(0) for i, j in pairwise(ends)])
@@ -74,16 +79,16 @@ def test_sums_equal_those_of_the_numbers(kernels: Emulated, kinds: str, form: st
 
 
 @pytest.mark.parametrize("form", ["many", "wide"])
-def test_coded_momentum_leaves_the_squares_of_its_update(kernels: Emulated, form: str) -> None:
+def test_quantized_momentum_leaves_the_squares_of_its_update(kernels: Emulated, form: str) -> None:
     plain = F64 if form == "wide" else BF16
     sizes = ((1, 5, 8), (3, 257, 256), (7, 64, 16))
     jobs = [operands_of("gmg", *size, slice(0, size[0] * size[1]), plain) for size in sizes]
     numbers = [[operand.read().double() for operand in operands] for operands in jobs]
     found = summed(kernels, "momentum_squares", form, jobs, count=1, scalars=(0.9, 2.0, 1.0, *[0.0] * 9))
-    for (g, m, _), (_, coded, u), total in zip(numbers, jobs, found, strict=True):
+    for (g, m, _), (_, quantized, u), total in zip(numbers, jobs, found, strict=True):
         m = 0.9 * m + 2 * g
         torch.testing.assert_close(u.values.double(), 0.9 * m + 2 * g, rtol=2.0**-8, atol=1e-6)
-        assert float((coded.read().double() - m).norm() / m.norm()) < 0.02
+        assert float((quantized.read().double() - m).norm() / m.norm()) < 0.02
         torch.testing.assert_close(total[0], u.values.double().square().sum(), rtol=1e-12, atol=0)
 
 

@@ -64,16 +64,16 @@ NO_VECTORS = ("Dion2", "NorDion2", "NorMuon", "APOLLOAdamW")
 def test_states_and_parameters_have_the_bits_of_the_cpu(
     environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: dict[str, bool]
 ) -> None:
-    coded, count = 0, 0
+    quantized, count = 0, 0
     for here, there in both(environment, tmp_path, STEPS, name=name, keys=keys, rounding=rounding):
         for one, two in zip(here, there, strict=True):
             assert one.dtype == two.dtype
             # Roots and quotients are exact on the emulator.
             assert torch.equal(one, two)
-            coded += one.dtype == torch.uint8
+            quantized += one.dtype == torch.uint8
         count += 1
     # With amsgrad second moments are float32.
-    assert coded == count * (1 if name == "Lion" or "amsgrad" in keys else 2)
+    assert quantized == count * (1 if name == "Lion" or "amsgrad" in keys else 2)
 
 
 @needs_nvrtc
@@ -183,7 +183,7 @@ def test_step_takes_few_launches_and_loads_what_it_needs(environment: dict[str, 
             print(driver.emulator_launches() - before, driver.emulator_loads())
         """,
     )
-    # Plain tables take 338 jobs. Tables of codes take 96, and their kernels are loaded when they are needed.
+    # Plain tables take 338 jobs. 8-bit tables take 96, and their kernels are loaded when they are needed.
     loads = len(compiler.ARCHITECTURES)
     assert said.splitlines() == [f"1 {loads - len(compiler.FORMED)}", f"3 {loads}"]
 

@@ -1,4 +1,4 @@
-"""Faults planted in the kernels of codes and random rounding: each must be found by what checks them."""
+"""Faults planted in the kernels of 8-bit values and random rounding: the checks must find each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from . import test_coded as checks
+from . import test_quantized as checks
 from .emulator.library import Emulated, KernelFault
 
 FAULTS = {
@@ -17,27 +17,27 @@ FAULTS = {
     ),
     "the sign is lost": ("blocks.cuh", "q < 0.0f ? -found : found", "found"),
     "numbers are read before they are there": (
-        "coded.cuh",
+        "quantized.cuh",
         "own, STEP);\n        __syncwarp();",
         "own, STEP);",
     ),
     "the scale of some threads": (
-        "coded.cuh",
+        "quantized.cuh",
         "lane = segment.lanes / 2; lane > 0",
         "lane = segment.lanes / 2; lane > 1",
     ),
     "small scales are not scaled up": ("blocks.cuh", "scale < 1.0f / LARGE ? UP", "scale < 0.0f ? UP"),
     "a row begins with the rest of the one before": (
-        "coded.cuh",
+        "quantized.cuh",
         "row * job.width + col",
         "row * job.in_row * job.block + col",
     ),
     "the last block is taken for a whole one": (
-        "coded.cuh",
+        "quantized.cuh",
         "rest < job.block ? rest : job.block",
         "job.block",
     ),
-    "a job begins at the first block of its row": ("coded.cuh", "number + job.before", "number"),
+    "a job begins at the first block of its row": ("quantized.cuh", "number + job.before", "number"),
     "numbers follow the job, not the tensor": ("rounding.cuh", "rounding.first + element", "element"),
     "every element has the first number": (
         "rounding.cuh",
@@ -48,7 +48,7 @@ FAULTS = {
     "all tensors have one tag": ("rounding.cuh", "x += tag +", "x += 0 * tag +"),
     "places above 2^33 begin again": ("rounding.cuh", "static_cast<u32>(at >> 32) * 0x9E3779B9u", "0u"),
     "codes are rounded to the nearest": (
-        "coded.cuh",
+        "quantized.cuh",
         "has_bits ? random.next(segment.start + i + j) : 1u << 15",
         "1u << 15",
     ),
@@ -70,13 +70,17 @@ FAULTS = {
     ),
     "float16 takes all random bits": ("rounding.cuh", "(random >> 3)", "random"),
     "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
-    "weights lie with those of the job before": ("coded.cuh", "job.scales[n])) + element", "job.scales[n]))"),
+    "weights lie with those of the job before": (
+        "quantized.cuh",
+        "job.scales[n])) + element",
+        "job.scales[n]))",
+    ),
     "a weight that was rounded up is not rounded back": ("master.cuh", "low < 0 ? 1u : 0u", "0u"),
     "a weight is cut off": ("master.cuh", "bits + 0x8000u", "bits"),
     "a zero beside an old low half is no number": ("master.cuh", "is_nan ? plain : bits", "bits"),
     "a nan among weights is rounded up": ("master.cuh", "is_nan ? bits >> 16 | 0x40u : bits", "bits"),
     "low halves are read where elements of the first block are": (
-        "coded.cuh",
+        "quantized.cuh",
         "low_halves(job, n, segment.start) : nullptr",
         "low_halves(job, n, 0) : nullptr",
     ),
@@ -86,8 +90,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
-    names = ["lion_coded_many", "convert_coded_many", "apply_coded_many", "decay_coded_many"]
-    kernels = Emulated("coded.cu", tmp_path / "faulty", [FAULTS[fault]], names)
+    names = ["lion_quantized_many", "convert_quantized_many", "apply_quantized_many", "decay_quantized_many"]
+    kernels = Emulated("quantized.cu", tmp_path / "faulty", [FAULTS[fault]], names)
 
     def work() -> None:
         checks.test_a_part_of_a_row_has_its_own_scales(kernels)

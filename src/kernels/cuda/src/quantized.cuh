@@ -13,12 +13,12 @@
 #include "master.cuh"
 #include "rounding.cuh"
 
-constexpr int CODED_THREADS = 128;
-constexpr int CODED_WARPS = CODED_THREADS / 32;
-constexpr int CODED_BLOCKS = 4;  // on a multiprocessor
-constexpr int MANY_CODED = 96;   // jobs of one launch
+constexpr int QUANTIZED_THREADS = 128;
+constexpr int QUANTIZED_WARPS = QUANTIZED_THREADS / 32;
+constexpr int QUANTIZED_BLOCKS = 4;  // on a multiprocessor
+constexpr int MANY_QUANTIZED = 96;   // jobs of one launch
 
-struct CodedJob {
+struct QuantizedJob {
     Job plain;
     float* scales[MOST_OPERANDS];  // of blocks, from the job's first one on; of weights the low halves
     long long width;               // elements of a row: its last block may be short
@@ -34,33 +34,33 @@ struct CodedJob {
 };
 
 template <int Most>
-struct CodedJobs {
+struct QuantizedJobs {
     Scalars scalars;
     int count;
-    CodedJob job[Most];
+    QuantizedJob job[Most];
 };
 
-__device__ __forceinline__ u32 end_of(const CodedJob& job) { return job.plain.end; }
+__device__ __forceinline__ u32 end_of(const QuantizedJob& job) { return job.plain.end; }
 
-__device__ __forceinline__ bool is_coded(Type type) {
-    return type == Type::signed_codes || type == Type::unsigned_codes;
+__device__ __forceinline__ bool is_quantized(Type type) {
+    return type == Type::q8 || type == Type::uq8;
 }
 
-__device__ __forceinline__ bool is_random(const CodedJob& job, int n) { return job.random >> n & 1; }
+__device__ __forceinline__ bool is_random(const QuantizedJob& job, int n) { return job.random >> n & 1; }
 
 // A second moment in float16: a positive number never becomes 0.
-__device__ __forceinline__ bool stays_positive(const CodedJob& job, int n) {
+__device__ __forceinline__ bool stays_positive(const QuantizedJob& job, int n) {
     return job.random >> (MOST_OPERANDS + n) & 1;
 }
 
-__device__ __forceinline__ bool is_formed(const CodedJob& job, int n) {
-    return is_coded(job.plain.type[n]) || job.plain.type[n] == Type::master || is_random(job, n);
+__device__ __forceinline__ bool is_formed(const QuantizedJob& job, int n) {
+    return is_quantized(job.plain.type[n]) || job.plain.type[n] == Type::master || is_random(job, n);
 }
 
-__device__ __forceinline__ u32 stored_bytes(Type type) { return is_coded(type) ? 1 : element_bytes(type); }
+__device__ __forceinline__ u32 stored_bytes(Type type) { return is_quantized(type) ? 1 : element_bytes(type); }
 
 // Where an element of an operand is, as what it is read.
-__device__ __forceinline__ Run stored_run(const CodedJob& job, int n, long long element) {
+__device__ __forceinline__ Run stored_run(const QuantizedJob& job, int n, long long element) {
     const Type type = job.plain.type[n];
     char* first = static_cast<char*>(in_global_memory(job.plain.operand[n]));
     return {first + element * stored_bytes(type), type};
@@ -73,7 +73,7 @@ struct Segment {
     int lane, lanes;
 
     // Block `number` of a job; nothing behind the last one.
-    __device__ Segment(const CodedJob& job, u32 number, u32 lane_of_warp)
+    __device__ Segment(const QuantizedJob& job, u32 number, u32 lane_of_warp)
         : start(0),
           length(0),
           lane(static_cast<int>(lane_of_warp % job.lanes)),
@@ -94,7 +94,7 @@ __device__ __forceinline__ C decoded(u32 code, const float (&value)[ENTRIES], fl
 }
 
 // Returns the low half of a weight. A job may begin at any multiple of two bytes.
-__device__ __forceinline__ short* low_halves(const CodedJob& job, int n, long long element) {
+__device__ __forceinline__ short* low_halves(const QuantizedJob& job, int n, long long element) {
     return reinterpret_cast<short*>(in_global_memory(job.scales[n])) + element;
 }
 
@@ -104,9 +104,9 @@ __device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& ta
     if (run.type == Type::master) {
         return static_cast<C>(joined(reinterpret_cast<const u16*>(run.start)[i], low[i]));
     }
-    if (!is_coded(run.type)) return load<C>(run, i);
+    if (!is_quantized(run.type)) return load<C>(run, i);
     const u32 code = reinterpret_cast<const unsigned char*>(run.start)[i];
-    return decoded<C>(code, tables.value[run.type == Type::unsigned_codes], scale);
+    return decoded<C>(code, tables.value[run.type == Type::uq8], scale);
 }
 
 // A vector between memory and arithmetic, which may be quantized.
@@ -115,7 +115,7 @@ struct FetchedStored {
     Fetched<C> fetched;
 
     __device__ __forceinline__ void load(const Run& run, int i, const short* low) {
-        if (is_coded(run.type)) {
+        if (is_quantized(run.type)) {
             fetched.word[0] = *reinterpret_cast<const u32*>(run.start + i);
         } else if (run.type == Type::master) {
             u32 upper[2], lower[2];
@@ -142,11 +142,11 @@ struct FetchedStored {
             }
             return;
         }
-        if (!is_coded(type)) {
+        if (!is_quantized(type)) {
             fetched.decode(type, to);
             return;
         }
-        const float (&value)[ENTRIES] = tables.value[type == Type::unsigned_codes];
+        const float (&value)[ENTRIES] = tables.value[type == Type::uq8];
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) to[j] = decoded<C>(fetched.word[0] >> 8 * j & 0xFF, value, scale);
     }
@@ -172,13 +172,13 @@ __device__ __forceinline__ void unstage(const float* from, int count, float (&x)
 template <typename C, typename Op>
 struct Work {
     static constexpr int N = Op::OPERANDS;
-    const CodedJob& job;
+    const QuantizedJob& job;
     Segment segment;
     Run run[N];
     float scale[N];
     int whole;  // elements that go by vectors
 
-    __device__ Work(const CodedJob& job, u32 number, const Segment& segment) : job(job), segment(segment) {
+    __device__ Work(const QuantizedJob& job, u32 number, const Segment& segment) : job(job), segment(segment) {
         bool is_aligned = true;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
@@ -187,7 +187,7 @@ struct Work {
             is_aligned = is_aligned && reinterpret_cast<u64>(run[n].start) % bytes == 0;
             scale[n] = 0.0f;
             is_aligned = is_aligned && reinterpret_cast<u64>(low(n)) % (VECTOR * sizeof(short)) == 0;
-            if ((Op::READS >> n & 1) && is_coded(run[n].type) && segment.length)
+            if ((Op::READS >> n & 1) && is_quantized(run[n].type) && segment.length)
                 scale[n] = in_global_memory(job.scales[n])[number];
         }
         whole = is_aligned ? segment.length / VECTOR * VECTOR : 0;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void store_first(char* to, int count, Vector all) {
 // Gives `each` the number of each element of a segment that this thread has, and random bits: those of an operand,
 // or where it has none the half of all. What it returns has the bits of `Element`.
 template <typename Element, typename Vector, typename Each>
-__device__ __forceinline__ void each_rounded(const CodedJob& job, int n, const Segment& segment, char* to,
+__device__ __forceinline__ void each_rounded(const QuantizedJob& job, int n, const Segment& segment, char* to,
                                              Each each) {
     RandomBits random(job.rounding, job.tag[n]);
     const bool has_bits = is_random(job, n);
@@ -316,9 +316,9 @@ __device__ __forceinline__ void each_rounded(const CodedJob& job, int n, const S
     }
 }
 
-__device__ __forceinline__ void encode(const CodedJob& job, int n, const Segment& segment, const float* staged,
+__device__ __forceinline__ void encode(const QuantizedJob& job, int n, const Segment& segment, const float* staged,
                                        const Scaling& scaling, char* to) {
-    const bool is_signed = job.plain.type[n] == Type::signed_codes;
+    const bool is_signed = job.plain.type[n] == Type::q8;
     each_rounded<unsigned char, u32>(job, n, segment, to, [&](int i, u32 random) {
         if (scaling.is_lost) return is_signed ? static_cast<u32>(ZERO) : 0u;
         const float q = scaling(staged[i]);
@@ -326,7 +326,7 @@ __device__ __forceinline__ void encode(const CodedJob& job, int n, const Segment
     });
 }
 
-__device__ __forceinline__ void round_at_random(const CodedJob& job, int n, const Segment& segment,
+__device__ __forceinline__ void round_at_random(const QuantizedJob& job, int n, const Segment& segment,
                                                 const float* staged, char* to) {
     if (job.plain.type[n] == Type::float16) {
         const u32 least = stays_positive(job, n);
@@ -359,20 +359,20 @@ constexpr int ones_of(u32 bits) { return bits ? static_cast<int>(bits & 1) + one
 
 // Takes an operation over blocks of a job, from `first` on.
 template <typename C, typename Op>
-__device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& op) {
-    constexpr int STEP = CODED_WARPS * MOST_BLOCK;
+__device__ __forceinline__ void each_block(const QuantizedJob& job, u32 first, Op& op) {
+    constexpr int STEP = QUANTIZED_WARPS * MOST_BLOCK;
     constexpr int STAGED = ones_of(Op::WRITES);
     __shared__ Tables tables;
     __shared__ float4 staged[STAGED ? STAGED * STEP / VECTOR : 1];
     const u32 warp = threadIdx.x / 32;
     const u32 lane = threadIdx.x % 32;
     const u32 together = 32 / job.lanes;
-    fill_tables(tables, static_cast<int>(threadIdx.x), CODED_THREADS);
+    fill_tables(tables, static_cast<int>(threadIdx.x), QUANTIZED_THREADS);
     __syncthreads();
     float* const own =
         reinterpret_cast<float*>(staged) + warp * MOST_BLOCK + lane / job.lanes * (MOST_BLOCK / together);
     // All lanes of a warp come to every exchange, with or without elements.
-    for (u32 done = warp * together; done < job.share; done += CODED_WARPS * together) {
+    for (u32 done = warp * together; done < job.share; done += QUANTIZED_WARPS * together) {
         if (first + done >= job.blocks) break;
         const u32 block = first + done + lane / job.lanes;
         const Work<C, Op> work(job, block, Segment(job, block, lane));
@@ -386,7 +386,7 @@ __device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& o
             char* const to = stored_run(job, n, segment.start).start;
             if (job.plain.type[n] == Type::master) {
                 split_weights(segment, from, to, low_halves(job, n, segment.start));
-            } else if (is_coded(job.plain.type[n])) {
+            } else if (is_quantized(job.plain.type[n])) {
                 const float scale = largest(segment, from);
                 const Scaling scaling(scale);
                 encode(job, n, segment, from, scaling, to);
@@ -402,21 +402,21 @@ __device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& o
 
 // The piece of this block.
 template <typename Number, template <typename> class Operation, int Most>
-__device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
+__device__ __forceinline__ void update_quantized(const QuantizedJobs<Most>& jobs) {
     using C = Unfused<Number>;
     const int number = job_of(jobs, blockIdx.x);
-    const CodedJob& job = jobs.job[number];
+    const QuantizedJob& job = jobs.job[number];
     Operation<C> op(jobs.scalars, job.plain);
     each_block<C>(job, piece_of(jobs, number, blockIdx.x) * job.share, op);
 }
 
 // The kernels of one operation, in float32 and in float64.
-#define UPDATE_CODED(name, Op)                                                   \
-    extern "C" __global__ void __launch_bounds__(CODED_THREADS, CODED_BLOCKS)    \
-        name##_coded_many(const __grid_constant__ CodedJobs<MANY_CODED> table) { \
-        update_coded<float, Op>(table);                                          \
+#define UPDATE_QUANTIZED(name, Op)                                                   \
+    extern "C" __global__ void __launch_bounds__(QUANTIZED_THREADS, QUANTIZED_BLOCKS)    \
+        name##_quantized_many(const __grid_constant__ QuantizedJobs<MANY_QUANTIZED> table) { \
+        update_quantized<float, Op>(table);                                          \
     }                                                                            \
-    extern "C" __global__ void __launch_bounds__(CODED_THREADS, 1)               \
-        name##_coded_wide(const __grid_constant__ CodedJobs<FEW> table) {        \
-        update_coded<double, Op>(table);                                         \
+    extern "C" __global__ void __launch_bounds__(QUANTIZED_THREADS, 1)               \
+        name##_quantized_wide(const __grid_constant__ QuantizedJobs<FEW> table) {        \
+        update_quantized<double, Op>(table);                                         \
     }
