@@ -189,7 +189,7 @@ wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code f
 	maturin build --profile dist --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
 	python -m pytest -q -m slow tests/test_wheel.py
 
-wheel-aarch64: $(VENV)/.deps ## Build the wheel for aarch64 Linux on x86-64, and step in an emulator: docs/releasing.md says what it needs
+wheel-aarch64: $(VENV)/.deps ## Build the wheel for aarch64 Linux on x86-64, and step in an emulator: .ci/RELEASING.md says what it needs
 	python -m pip install -q "ziglang==0.15.*" cargo-zigbuild
 	CXX=aarch64-linux-gnu-g++ OXIDION_SHIMS=$$(python .ci/torches.py .cache/torches-aarch64 manylinux_2_28_aarch64) \
 	python python/build_shim.py --into target/shim/wheel-aarch64

@@ -263,11 +263,10 @@ def _row(race: dict[str, Any], label: str) -> Iterator[Row]:
 def peer_name(contender: str) -> str:
     """Name of a contender as its users write it."""
     package, _, rest = re.sub(r" (eager|default)$", "", contender).partition(".")
-    if package.startswith("dion"):
-        return "microsoft/dion" + (", compiled" if contender.endswith(" compiled") else "")
     if package == "torch":
         return re.sub(r" (?=fused|foreach)", ", ", f"torch.{rest}")
-    return re.sub(r" .*", "", package)
+    name = "microsoft/dion" if package.startswith("dion") else re.sub(r" .*", "", package)
+    return name + (", compiled" if contender.endswith(" compiled") else "")
 
 
 def machine_line(result: dict[str, Any]) -> str:

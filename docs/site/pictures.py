@@ -1,4 +1,4 @@
-"""Pictures of the pages: what commands and methods print, with numbers where docs/pictures.md explains it.
+"""Pictures of the pages: what commands and methods print, with numbers where docs/look-inside.md explains it.
 
     python docs/site/pictures.py            # writes docs/pictures/*.svg
     python docs/site/pictures.py FOLDER     # writes them elsewhere

@@ -1,4 +1,4 @@
-"""Promises of docs/conventions.md that no other test holds: lines, comments, names, the changelog."""
+"""Promises of tests/meta/README.md that no other test holds: lines, comments, names, the changelog."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_name_of_a_test_has_a_subject_and_an_outcome() -> None:
 
 
 def test_what_holds_a_convention_exists() -> None:
-    cells = HELD.findall((ROOT / "docs" / "conventions.md").read_text())
+    cells = HELD.findall((ROOT / "tests" / "meta" / "README.md").read_text())
     holders = [holder for cell in cells for holder in re.findall(r"`([^`]+)`", cell)]
     assert len(holders) > 20
     assert [h for h in holders if not (ROOT / h).exists() and h not in SETTINGS] == []

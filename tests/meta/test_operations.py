@@ -86,7 +86,7 @@ def test_kernels_are_called_by_their_declarations() -> None:
 def test_formula_of_the_page_is_the_one_that_is_written_and_run() -> None:
     """Less names, attributes and descriptions of fields: the template is compiled and stepped by a test."""
     page = (
-        (ROOT / "docs" / "adding-an-optimizer.md").read_text().partition("```rust\n")[2].partition("```")[0]
+        (ROOT / "src" / "algorithm" / "README.md").read_text().partition("```rust\n")[2].partition("```")[0]
     )
     template = (ROOT / ".ci" / "optimizer" / "update.rs").read_text()
     template = template.replace("RustType", "Sgd").replace("optimizer_name", "sgd")
