@@ -113,10 +113,11 @@ def table(reports: Sequence[Report]) -> Iterator[str]:
     """Lines between the markers of docs/cuda.md, from the newest report of each figure."""
     if not reports:
         yield NONE
+        return
     for report in reports:
-        told = ", ".join(f"{number} {status}" for status, number in sorted(counts(report).items()))
+        summary = ", ".join(f"{number} {status}" for status, number in sorted(counts(report).items()))
         name, driver = (report["device"][key] for key in ("name", "driver"))
-        yield f"- {name}, driver {driver}, {report['date']}, run {report['run']}: {told}"
+        yield f"- {name}, driver {driver}, {report['date']}, run {report['run']}: {summary}"
     yield ""
     yield "| what | against | bound | target | measured |"
     yield "|---|---|---|---|---|"

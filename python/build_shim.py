@@ -118,7 +118,7 @@ def generate(listed: list[str], torch_sys: Path) -> str:
     sources = "\n".join((torch_sys / "libtch" / file).read_text("utf-8") for file in files)
     parts = [f'#define OXIDION_SHIM_ABI "{abi()}"\n', before]
     parts += [
-        f"// Of the crate torch-sys {TORCH_SYS}: MIT or Apache-2.0, see the licences beside this file.\n"
+        f"// Of the crate torch-sys {TORCH_SYS}: MIT or Apache-2.0, see the licences next to this file.\n"
     ]
     parts += ["namespace {\n", *(cut(sources, helper) + "\n" for helper in HELPERS), "} // namespace\n\n"]
     for name in listed:

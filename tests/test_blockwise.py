@@ -37,7 +37,7 @@ def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
         assert torch.equal(entries[:127], -entries[128:255].flip(0))
 
 
-def test_entries_of_the_unsigned_book_are_those_that_the_page_names() -> None:
+def test_unsigned_book_has_the_entries_that_the_page_names() -> None:
     entries = dequantize_blockwise(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, False)
     for code, value in (
         (254, 63 / 64),
@@ -76,7 +76,7 @@ def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.
     assert torch.equal(got.long(), codes.find(x, signed))
 
 
-def test_a_positive_number_has_no_code_of_zero_however_small_it_is() -> None:
+def test_positive_number_has_no_code_of_zero_however_small() -> None:
     x = torch.ones(3, 256)
     x[0, 1:] = torch.logspace(-44, -8, 255)
     x[1, ::2], x[1, 1] = 0.0, -0.0

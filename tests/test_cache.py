@@ -58,7 +58,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-def test_folder_that_is_made_is_for_its_user_alone_under_any_umask(tmp_path: Path, umask: int) -> None:
+def test_new_folder_is_for_its_user_alone_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         make_private(tmp_path / "caches" / "oxidion")
@@ -69,7 +69,7 @@ def test_folder_that_is_made_is_for_its_user_alone_under_any_umask(tmp_path: Pat
 
 @pytest.mark.parametrize(("spoil", "message"), UNTRUSTED)
 @pytest.mark.parametrize("link", [False, True], ids=["folder", "link"])
-def test_folder_that_others_may_write_to_is_refused_with_the_way_out(
+def test_folder_writable_by_others_is_refused_with_a_remedy(
     tmp_path: Path, spoil: Callable[[Path], None], message: str, link: bool
 ) -> None:
     folder = named = tmp_path / "a folder"
@@ -126,7 +126,7 @@ def test_folder_is_refused_if_others_may_write_to_one_above_it(
     assert folder.exists() == exists, "nothing is made where it could be replaced"
 
 
-def test_folder_in_one_that_the_group_of_the_user_alone_may_write_is_taken(
+def test_folder_in_one_writable_by_the_users_own_group_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user, own = pwd.getpwuid(os.geteuid()), tmp_path.stat().st_gid
@@ -144,7 +144,7 @@ def test_folder_in_one_that_the_group_of_the_user_alone_may_write_is_taken(
             make_private(tmp_path / "other")
 
 
-def test_folder_in_a_sticky_one_is_taken_as_others_cannot_move_it(tmp_path: Path) -> None:
+def test_folder_in_a_sticky_one_is_taken_as_it_cannot_be_moved(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -415,7 +415,7 @@ def test_file_that_is_swapped_during_the_check_is_never_loaded(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(("spoil", "message"), UNTRUSTED)
-def test_kernels_are_not_kept_where_others_may_write_and_it_is_said(
+def test_kernels_are_not_kept_and_warn_where_others_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], message: str
 ) -> None:
     monkeypatch.setenv("OXIDION_CACHE", str(tmp_path / "cache"))

@@ -95,7 +95,7 @@ def test_signature_is_torchs_and_more_goes_by_keyword() -> None:
 
 @needs_peer
 @pytest.mark.parametrize("given", CHOICES)
-def test_groups_show_what_torchs_show_and_weights_go_where_torchs_go(given: dict[str, Any]) -> None:
+def test_groups_show_the_values_and_weights_take_steps_of_torch(given: dict[str, Any]) -> None:
     ours, theirs = weights(), weights()
     made, other = Muon(ours, 0.02, **given), peer(theirs, 0.02, **given)
     shown, wanted = ({key: each.param_groups[0][key] for key in WORDS} for each in (made, other))

@@ -33,7 +33,7 @@ def test_polar_functions_come_near_the_polar_factor(shape: tuple[int, ...], name
 
 @pytest.mark.parametrize("name", ["newton_schulz", "polar_express", "cholesky_qr"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_functions_give_arrays_for_arrays_and_tensors_for_tensors(name: str, dtype: type) -> None:
+def test_functions_return_the_type_of_array_that_they_are_given(name: str, dtype: type) -> None:
     x = matrix((6, 3), dtype)
     kept = x.copy()
     array = getattr(functional, name)(x)
@@ -65,7 +65,7 @@ def test_cholesky_qr_columns_are_orthonormal_and_span_the_input(shape: tuple[int
 @pytest.mark.parametrize("method", ["cqr", "cqr2", "rcqr", "qr"])
 @pytest.mark.parametrize(("dtype", "atol"), [(np.float64, 1e-12), (np.float32, 1e-5)], ids=str)
 @pytest.mark.parametrize("decades", [1, 4, 9])
-def test_every_qr_method_is_orthonormal_and_spans_ill_conditioned_input(
+def test_every_qr_method_orthonormalizes_ill_conditioned_input(
     method: str, dtype: type, atol: float, decades: int
 ) -> None:
     u, _, vt = np.linalg.svd(np.random.default_rng(3).standard_normal((50, 10)), full_matrices=False)
@@ -78,7 +78,7 @@ def test_every_qr_method_is_orthonormal_and_spans_ill_conditioned_input(
     assert np.all(outside < 4 * atol)
 
 
-def test_power_iteration_with_the_right_start_captures_a_low_rank_matrix() -> None:
+def test_power_iteration_captures_low_rank_with_the_right_start() -> None:
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((9, 2)), rng.standard_normal((5, 2))
     m = left @ right.T

@@ -77,7 +77,7 @@ def test_momenta_go_from_torchs_function_to_this_one(dtype: torch.dtype) -> None
         assert float((x - y).norm() / (y - old).norm()) < of_updates
 
 
-def test_parameters_are_written_in_place_and_their_gradients_are_left_alone() -> None:
+def test_parameters_change_in_place_and_gradients_are_left_alone() -> None:
     weight = nn.Parameter(matrices(1)[0])
     weight.grad = own = torch.full_like(weight, 7.0)
     grad, average = matrices(2)[0].requires_grad_(), torch.zeros_like(weight).detach()

@@ -177,7 +177,7 @@ def test_bfloat16_orthonormalisation_stays_within_15_percent(case: GoldenCase) -
     assert {key: error for key, error in updates.items() if not error <= limits[key[0]]} == {}
 
 
-def test_bfloat16_orthonormalisation_median_case_stays_within_4_percent() -> None:
+def test_bfloat16_orthonormalisation_median_is_within_4_percent() -> None:
     worst = []
     assert len(MUON_CASES) == 36
     for case in MUON_CASES:
@@ -191,7 +191,7 @@ def test_bfloat16_orthonormalisation_median_case_stays_within_4_percent() -> Non
     assert statistics.median(worst) <= 4e-2, sorted(worst)
 
 
-def test_golden_table_has_every_setting_of_lamb_adafactor_and_came() -> None:
+def test_golden_table_covers_all_of_lamb_adafactor_and_came() -> None:
     names = {case.name for case in NORM_CASES}
     assert {f"lamb_{debias}_wd{wd}" for debias in ("moments", "step", "none") for wd in (0.0, 0.1)} <= names
     assert {f"adafactor_{name}" for name in ("relative", "fixed_lr", "fixed_scaled", "beta1")} <= names
@@ -199,7 +199,7 @@ def test_golden_table_has_every_setting_of_lamb_adafactor_and_came() -> None:
 
 
 @every_norm_case
-def test_reference_of_norms_and_factors_reproduces_the_recorded_run(case: GoldenCase) -> None:
+def test_reference_of_norms_and_factors_gives_the_recorded_run(case: GoldenCase) -> None:
     recorded = 0
     for index in case.indices:
         param, state, group = case.initial(index), {}, case.reference_group(index)
@@ -212,14 +212,14 @@ def test_reference_of_norms_and_factors_reproduces_the_recorded_run(case: Golden
 
 
 @every_norm_case
-def test_float64_norms_and_factors_follow_the_recorded_run_within_1e_6(case: GoldenCase) -> None:
+def test_float64_norms_and_factors_match_records_within_1e_6(case: GoldenCase) -> None:
     errors = followed(case, torch.float64)
     assert len(errors) == 3 * len(case.indices)
     assert {key: error for key, error in errors.items() if not error <= 1e-6} == {}
 
 
 @every_norm_case
-def test_float32_norms_and_factors_follow_the_recorded_run_within_2e_4(case: GoldenCase) -> None:
+def test_float32_norms_and_factors_match_records_within_2e_4(case: GoldenCase) -> None:
     errors = followed(case, torch.float32)
     assert len(errors) == 3 * len(case.indices)
     assert {key: error for key, error in errors.items() if not error <= 2e-4} == {}

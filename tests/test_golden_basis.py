@@ -39,7 +39,7 @@ def errors(case: GoldenCase, dtype: torch.dtype, **overrides: object) -> dict[tu
     return found
 
 
-def test_recorded_runs_have_both_classes_sides_frequencies_and_given_bases() -> None:
+def test_recorded_runs_cover_classes_sides_frequencies_and_bases() -> None:
     kept = {case.name for case in CASES}
     assert {"soap_f1", "soap_f3_beta", "soap_one_sided", "soap_short", "soap_rect_given"} <= kept
     assert "soap_merged" in kept

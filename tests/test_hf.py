@@ -154,14 +154,14 @@ def test_rates_of_parts_reach_every_name_that_is_a_class(name: str, by_args: boo
     assert {group["lr"] for group in groups} == {1e-3, 3e-4}
 
 
-def test_lion_beside_matrices_has_the_betas_of_the_training_and_no_epsilon() -> None:
+def test_lion_with_matrices_has_training_betas_and_no_epsilon() -> None:
     cls, kwargs = hf.from_name("muon", arguments(optim_args="scalar_algorithm=lion"))
     rest = cls()(Tiny(), summary=False, **kwargs).param_groups[-1]
     assert (rest["algorithm"], rest["betas"]) == ("lion", (0.5, 0.6))
 
 
 @pytest.mark.parametrize("name", ["galore_adamw", "schedule_free_adamw"])
-def test_names_that_sort_as_transformers_does_refuse_rates_of_parts(name: str) -> None:
+def test_names_sorting_like_transformers_refuse_rates_of_parts(name: str) -> None:
     args = arguments(
         optim_target_modules="all-linear", optim_args="scalar_lr=3e-4", lr_scheduler_type="constant"
     )
@@ -176,7 +176,7 @@ def test_names_that_are_like_none_are_told_all() -> None:
         hf.from_name("mun", arguments())
 
 
-def test_share_of_a_schedule_free_average_is_asked_for_by_the_word_of_the_trainer() -> None:
+def test_schedule_free_share_is_asked_for_by_the_trainers_word() -> None:
     given = {"learning_rate": 1e-3, "weight_decay": 0.0, "optim_args": None, "adam_epsilon": 1e-8}
     args = types.SimpleNamespace(**given, adam_beta1=0.0, adam_beta2=0.9)
     with pytest.raises(ValueError, match=r"schedule_free_adamw needs adam_beta1 above 0, got 0\.0"):

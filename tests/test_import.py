@@ -149,7 +149,7 @@ def test_lr_that_a_schedule_shows_does_not_stop_relative_steps() -> None:
     assert import_state_dict(saved, "hf-adafactor")["param_groups"][0]["lr"] is None
 
 
-def test_parameters_without_state_and_other_groups_are_kept_apart() -> None:
+def test_parameters_without_state_and_other_groups_are_separate() -> None:
     theirs = Theirs("came")
     theirs.steps(range(3))
     saved = theirs.state_dict()
@@ -217,7 +217,7 @@ def test_microsoft_dion_state_dict_is_taken_as_it_is() -> None:
     assert made["param_groups"][0]["params"] is not saved["param_groups"][0]["params"]
 
 
-def test_betas_of_a_microsoft_dion_group_are_those_it_computes_with() -> None:
+def test_microsoft_dion_betas_are_those_it_computes_with() -> None:
     param = torch.nn.Parameter(torch.zeros(3))
     group = {"params": [0], "algorithm": "adamw", "lr": 0.25, "step": 7, "beta1": 0.5, "beta2": 0.75}
     optimizer = oxidion.Muon([{"params": [param], "algorithm": "adamw"}], betas=(0.1, 0.2))
@@ -337,7 +337,7 @@ def test_optimizer_that_does_not_fit_raises() -> None:
         import_state_dict(theirs.state_dict(), "came-pytorch", optimizer=oxidion.Lamb(params(*SHAPES)))
 
 
-def test_state_dict_of_another_package_is_not_taken_without_the_import() -> None:
+def test_foreign_state_dict_is_not_taken_without_the_import() -> None:
     theirs = Theirs("adafactor-relative")
     theirs.steps(range(2))
     optimizer = theirs.ours()

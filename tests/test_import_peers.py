@@ -123,7 +123,7 @@ def furthest(params: list[nn.Parameter], expected: list[nn.Parameter], start: li
     ids=[f"{s}-{n}-{g}".removesuffix("-0") for s, n, _, g in TABLE],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_import_of_what_the_package_wrote_goes_on_as_the_package_does(
+def test_imported_state_goes_on_as_the_package_that_wrote_it(
     source: str,
     name: str,
     settings: dict[str, Any],

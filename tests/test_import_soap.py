@@ -236,7 +236,7 @@ def test_run_of_pytorch_optimizer_goes_on(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["merge_dims", "precondition_1d"])
-def test_settings_of_pytorch_optimizer_without_a_counterpart_are_refused(key: str) -> None:
+def test_unmatched_pytorch_optimizer_settings_are_refused(key: str) -> None:
     saved = {"state": {}, "param_groups": [{**PEERS_GROUP, key: True, "params": [0]}]}
     with pytest.raises(ValueError, match=f"{key}=True"):
         import_state_dict(saved, "soap")
@@ -282,7 +282,7 @@ def test_states_of_emerging_optimizers_are_taken_as_they_are(more: dict[str, Any
     assert (param - x).abs().max() <= 1e-12
 
 
-def test_states_of_emerging_optimizers_before_the_first_gradient_begin_anew() -> None:
+def test_emerging_optimizers_states_without_gradients_start_over() -> None:
     zeros = torch.zeros(4, 4, dtype=torch.float64)
     state = {"step": 0, "exp_avg": zeros, "exp_avg_sq": zeros, "L": zeros, "R": zeros}
     state |= {"Q_L": torch.eye(4), "Q_R": torch.eye(4)}

@@ -222,7 +222,7 @@ def train_once(model: nn.Module, optimizer: Any) -> None:
     ids=["cosine", "one-cycle"],
 )
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])
-def test_schedules_change_the_next_steps_as_those_of_an_ordinary_optimizer(name: str, schedule: Any) -> None:
+def test_schedules_change_steps_as_for_an_ordinary_optimizer(name: str, schedule: Any) -> None:
     models = [Net(), Net()]
     optimizers = [build(name, trained(models[0])), within(models[1], name)]
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -248,7 +248,7 @@ def test_state_dicts_go_on_bit_for_bit_in_either_kind(name: str, source: bool, t
     assert_equal_runs([model, twin], [first, second], Net())
 
 
-def test_torch_checkpoints_of_optimizers_are_those_of_an_ordinary_one() -> None:
+def test_torch_checkpoints_equal_those_of_an_ordinary_optimizer() -> None:
     models = [Net() for _ in range(4)]
     for model in models:  # torch's functions want every parameter in a group
         model.frozen.requires_grad_(True)
@@ -268,7 +268,7 @@ def test_torch_checkpoints_of_optimizers_are_those_of_an_ordinary_one() -> None:
     assert_equal_runs(models[1:3], optimizers[1:], models[3])
 
 
-def test_state_dict_without_names_is_said_to_change_random_streams(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_dict_without_names_warns_of_other_random_streams(caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     plain = oxidion.AdamW([param for _, param in trained(model)])
     train(model, plain, range(2))
@@ -282,7 +282,7 @@ def test_state_dict_without_names_is_said_to_change_random_streams(caplog: pytes
     train(model, optimizer, range(2, 4))
 
 
-def test_units_are_modules_or_parameters_with_shared_ones_once_and_no_frozen_ones() -> None:
+def test_units_are_modules_or_parameters_once_and_never_frozen() -> None:
     model = Net()
     modules = within(model, per="module").units
     assert [unit.names() for unit in modules] == [
@@ -351,7 +351,7 @@ def test_backward_pass_of_another_thread_takes_the_same_steps() -> None:
     assert_equal_runs(models, optimizers, Net())
 
 
-def test_unit_of_which_one_parameter_has_no_gradient_is_stepped_by_step() -> None:
+def test_unit_with_one_missing_gradient_is_stepped_by_step() -> None:
     models = [deep(), deep()]
     optimizers: list[Any] = [build("AdamW", trained(models[0])), within(models[1])]
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -376,7 +376,7 @@ def test_step_without_any_gradient_counts_as_an_ordinary_one() -> None:
     assert optimizers[1].param_groups[0]["step"] == 4
 
 
-def test_compiled_loss_and_recomputed_activations_take_the_same_steps() -> None:
+def test_compiled_and_recomputed_passes_take_the_same_steps() -> None:
     torch.compiler.reset()
     models = [deep(), deep(), deep()]
     optimizers: list[Any] = [build("AdamW", trained(models[0])), *(within(m) for m in models[1:])]
@@ -416,7 +416,7 @@ def test_repr_and_explain_show_groups_and_every_parameter_once() -> None:
 # -------------------------------------------------------------------------------------------- refusals
 
 
-def test_second_gradient_before_step_is_refused_and_changes_nothing() -> None:
+def test_second_gradient_before_step_is_refused_without_changes() -> None:
     model = Net()
     optimizer = within(model)
     loss_of(model, 0).backward()
@@ -430,7 +430,7 @@ def test_second_gradient_before_step_is_refused_and_changes_nothing() -> None:
         optimizer.add_param_group({"params": []})
 
 
-def test_checkpoint_is_the_way_out_of_a_backward_pass_that_failed() -> None:
+def test_checkpoint_recovers_from_a_failed_backward_pass() -> None:
     models = [Net(), Net()]
     optimizers = [within(model) for model in models]
     saved = copy.deepcopy(optimizers[0].state_dict())
@@ -456,7 +456,7 @@ def test_nested_backward_passes_over_a_shared_weight_are_refused() -> None:
     assert len(optimizer.units) == 1
 
 
-def test_closure_scaler_and_assigned_gradient_are_refused_by_step() -> None:
+def test_step_refuses_closure_scaler_and_assigned_gradient() -> None:
     model = Net()
     optimizer = within(model)
     with pytest.raises(RuntimeError, match="take no closure"):
@@ -477,7 +477,7 @@ def test_closure_scaler_and_assigned_gradient_are_refused_by_step() -> None:
         optimizer.step()
 
 
-def test_max_grad_norm_is_refused_at_construction_and_where_it_is_set_later() -> None:
+def test_max_grad_norm_is_refused_at_construction_and_later() -> None:
     with pytest.raises(ValueError, match=r"max_grad_norm must be None in the backward pass, got 1\.0"):
         within(Net(), "Lamb", max_grad_norm=1.0)
     model = Net()
@@ -487,7 +487,7 @@ def test_max_grad_norm_is_refused_at_construction_and_where_it_is_set_later() ->
         loss_of(model, 0).backward()
 
 
-def test_sparse_gradients_are_refused_at_construction_or_in_the_hook() -> None:
+def test_sparse_gradients_are_refused_by_constructor_or_hook() -> None:
     sparse = nn.Sequential(nn.Embedding(5, 4, sparse=True))
     with pytest.raises(ValueError, match="0: gradients of an embedding with sparse=True"):
         within(sparse)

@@ -46,9 +46,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("per", ["module", "parameter"])
 @pytest.mark.parametrize("late", ["0.", "0.weight", "2.bias"])
 @pytest.mark.parametrize("rule", [None, "ema", "schedule_free"])
-def test_weights_that_thaw_are_stepped_as_by_an_ordinary_optimizer(
-    per: str, late: str, rule: str | None
-) -> None:
+def test_thawed_weights_step_as_with_an_ordinary_optimizer(per: str, late: str, rule: str | None) -> None:
     models = [net(), net()]
     for model in models:
         for name, param in model.named_parameters():
@@ -79,7 +77,7 @@ def test_weights_that_thaw_are_stepped_as_by_an_ordinary_optimizer(
         assert all(torch.equal(value, other["state"][key][role]) for role, value in own.items())
 
 
-def test_weights_that_thaw_and_are_in_no_group_are_told_with_the_way_out() -> None:
+def test_thawed_weights_in_no_group_raise_with_a_remedy() -> None:
     model = net()
     model[0].requires_grad_(False)
     optimizer = oxidion.in_backward(model, partial(oxidion.AdamW, lr=0.1))
@@ -115,7 +113,7 @@ def test_gradients_that_another_optimizer_steps_are_left_to_it() -> None:
 # ------------------------------------------------------------------------------- second optimizers
 
 
-def test_second_optimizer_of_the_same_weights_is_refused_with_the_way_out() -> None:
+def test_second_optimizer_of_the_same_weights_is_refused() -> None:
     model = net()
     first = oxidion.in_backward(model, partial(oxidion.AdamW, lr=0.1))
     with pytest.raises(ValueError, match=r"0\.weight: another optimizer of in_backward.*remove_hooks\(\)"):
@@ -169,7 +167,7 @@ def test_ddp_is_refused_once_where_the_optimizer_is_gone(monkeypatch: pytest.Mon
     model(X)
 
 
-def test_second_optimizer_collects_a_first_one_that_its_schedule_keeps() -> None:
+def test_second_optimizer_collects_one_that_its_schedule_keeps() -> None:
     model = net()
     gc.disable()
     try:
@@ -227,7 +225,7 @@ def test_zero_grad_ends_a_pass_in_which_nothing_was_stepped(set_to_none: bool) -
     assert same(*models)
 
 
-def test_zero_grad_drops_the_gradients_of_a_module_that_was_not_stepped() -> None:
+def test_zero_grad_drops_gradients_of_an_unstepped_module() -> None:
     model = net()
     optimizer = oxidion.in_backward(model, partial(oxidion.AdamW, lr=0.1))
     (X @ model[0].weight.T).sum().backward()
@@ -307,7 +305,7 @@ def test_other_averages_are_those_of_ordinary_steps(before: str | None, after: s
         assert not torch.equal(averages[1]["0.weight"], models[1][0].weight)  # type: ignore[arg-type]
 
 
-def test_step_among_averages_is_refused_before_any_module_is_stepped() -> None:
+def test_step_among_averages_is_refused_before_any_module_steps() -> None:
     model = net()
     optimizer = oxidion.in_backward(
         model, lambda named: oxidion.AdamW([{"params": named, "average": "ema"}], lr=0.1)

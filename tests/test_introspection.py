@@ -91,7 +91,7 @@ def test_explained_state_bytes_are_those_of_the_tensors(
 
 
 @every_case
-def test_explain_follows_state_that_exists_and_groups_that_changed(case: Case) -> None:
+def test_explain_follows_existing_state_and_changed_groups(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(1))
@@ -341,7 +341,7 @@ def test_a_wrong_step_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tokens", [4, 8, 32, 512])
-def test_missing_directions_are_expected_in_the_orthogonality_error(tokens: int) -> None:
+def test_orthogonality_error_expects_missing_directions(tokens: int) -> None:
     for row in of_tokens(tokens, orth_dtype="float32").metrics():
         assert list(row)[-1] == "expected"
         if row["algorithm"] == "muon":

@@ -57,7 +57,7 @@ def names(groups: list[dict[str, Any]]) -> list[set[str]]:
 WEIGHTS = {f"blocks.{i}.{name}.weight" for i in (0, 1) for name in ("up", "down")}
 
 
-def test_linear_weights_are_projected_and_norms_and_biases_do_not_decay() -> None:
+def test_linear_weights_are_projected_and_vectors_do_not_decay() -> None:
     model = Model()
     projected, others, bare = groups = oxidion.galore_param_groups(model, rank=4, weight_decay=0.1)
     assert names(groups)[0] == WEIGHTS

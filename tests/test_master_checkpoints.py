@@ -79,7 +79,7 @@ def test_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(how: str) -> Non
     assert_same(params, optimizer, others, resumed)
 
 
-def test_checkpoint_without_remainders_begins_with_the_parameters() -> None:
+def test_checkpoint_without_remainders_begins_at_the_parameters() -> None:
     params = start()
     plain = made(params, master_weights=False)
     steps(plain, params, range(3))
@@ -117,7 +117,7 @@ def test_optimizer_without_masters_drops_remainders_and_says_so(caplog: pytest.L
 
 
 @pytest.mark.parametrize("has_masters", [False, True])
-def test_checkpoints_of_random_rounding_and_of_masters_load_into_each_other(has_masters: bool) -> None:
+def test_random_rounding_and_master_checkpoints_are_exchangeable(has_masters: bool) -> None:
     """A group says how weights are stored; the two ways do not go together."""
     kinds: dict[bool, dict[str, Any]] = {
         True: {"master_weights": True},
@@ -136,7 +136,7 @@ def test_checkpoints_of_random_rounding_and_of_masters_load_into_each_other(has_
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoint_without_remainders_begins_with_the_parameters(tmp_path: Path) -> None:
+def test_distributed_load_without_remainders_uses_the_parameters(tmp_path: Path) -> None:
     """Its planner refuses keys that a checkpoint lacks, unless an option leaves them as they are."""
     layer = nn.Linear(16, 8).bfloat16()
     params = list(layer.parameters())
@@ -297,7 +297,7 @@ def test_verify_compares_the_float32_weight(cls: Any) -> None:
     assert torch.equal(param, held[1])
 
 
-def test_metrics_tell_the_share_of_updates_that_rounding_takes_away() -> None:
+def test_metrics_give_the_share_of_updates_lost_to_rounding() -> None:
     shares = {}
     for name, keys in {"nearest": {}, "master": {"master_weights": True}}.items():
         params = [nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16)), nn.Parameter(torch.ones(4))]
@@ -358,7 +358,7 @@ def test_explain_tells_how_parameters_are_rounded() -> None:
     assert found == ["nearest", "master", "stochastic", "nearest", "exact", "exact"]
 
 
-def test_first_step_that_rounds_to_the_nearest_names_the_ways_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_step_with_nearest_rounding_names_the_ways_out(caplog: pytest.LogCaptureFixture) -> None:
     def said(**keys: Any) -> list[str]:
         params = start()
         optimizer = oxidion.AdamW(params, **keys)
@@ -402,7 +402,7 @@ def test_averaged_brings_weights_and_remainders_back() -> None:
         assert torch.equal(weight(param, optimizer), before)
 
 
-def test_eval_and_train_of_schedule_free_equal_those_of_float32_weights() -> None:
+def test_schedule_free_eval_and_train_equal_those_of_float32() -> None:
     params = start()
     full = [nn.Parameter(param.detach().float()) for param in params]
     pairs = [

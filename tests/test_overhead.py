@@ -16,7 +16,7 @@ MOST = 0.12
 and its memory, which checks of the tensors wait for, is not: about a microsecond a parameter."""
 
 
-def test_step_over_small_tensors_spends_little_outside_of_kernels() -> None:
+def test_step_over_small_tensors_spends_little_outside_kernels() -> None:
     """The least of several steps: other work on the machine only adds to the share."""
     matrices = [nn.Parameter(torch.randn(64, 64)) for _ in range(1000)]
     vectors = [nn.Parameter(torch.randn(768)) for _ in range(4000)]

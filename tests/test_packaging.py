@@ -61,7 +61,7 @@ def python(source: str, *, fails: bool = False) -> subprocess.CompletedProcess[s
     return done
 
 
-def test_torch_has_a_floor_and_no_ceiling_and_is_not_needed_to_build() -> None:
+def test_torch_has_only_a_floor_and_is_not_needed_to_build() -> None:
     project = toml("pyproject.toml")
     floor = "{}.{}".format(*library.OLDEST)
     assert [each for each in project["project"]["dependencies"] if "torch" in each] == [f"torch>={floor}"]
@@ -226,7 +226,7 @@ def assert_takes_a_step(interpreter: Path, folder: Path, *, shipped: bool) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_wheel_installs_and_steps_in_an_environment_with_only_torch(tmp_path: Path) -> None:
+def test_wheel_installs_and_steps_where_only_torch_is_present(tmp_path: Path) -> None:
     subprocess.run(["make", "wheel"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     wheel = max((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
     environment = tmp_path / "env"
@@ -238,9 +238,7 @@ def test_wheel_installs_and_steps_in_an_environment_with_only_torch(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("isolation", [True, False], ids=["isolated", "not-isolated"])
-def test_pip_install_of_the_checkout_works_from_an_environment_that_is_not_active(
-    isolation: bool, tmp_path: Path
-) -> None:
+def test_checkout_installs_by_pip_of_an_inactive_environment(isolation: bool, tmp_path: Path) -> None:
     environment = tmp_path / "env"
     interpreter = environment_with_torch(environment)
     options = []

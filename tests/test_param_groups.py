@@ -26,7 +26,7 @@ def names(groups: list[dict], **wanted: object) -> set[str]:
     return {name for group in found for name, _ in group["params"]}
 
 
-def test_matrices_go_to_the_matrix_algorithm_and_the_rest_to_adamw() -> None:
+def test_matrices_go_to_their_algorithm_and_the_rest_to_adamw() -> None:
     groups = oxidion.param_groups(Model(), algorithm="dion", lr=0.1, scalar_lr=0.2, weight_decay=0.3)
     assert names(groups, algorithm="dion", lr=0.1, weight_decay=0.3) == {"proj.weight", "conv.weight"}
     rest = {
@@ -54,13 +54,13 @@ def test_convolutions_are_flattened_for_every_matrix_algorithm(cls: type[oxidion
 
 
 @pytest.mark.parametrize("algorithm", ["adamw", "lion", "lamb", "adafactor", "came"])
-def test_convolutions_stay_as_they_are_for_algorithms_of_any_shape(algorithm: str) -> None:
+def test_convolutions_are_not_flattened_for_rules_of_any_shape(algorithm: str) -> None:
     groups = oxidion.param_groups(Model(), algorithm=algorithm, lr=0.1)
     assert names(groups, algorithm=algorithm) >= {"conv.weight", "proj.weight"}
     assert not any("flatten" in group for group in groups)
 
 
-def test_every_parameter_that_requires_a_gradient_is_in_one_group() -> None:
+def test_every_parameter_requiring_a_gradient_is_in_one_group() -> None:
     model = Model()
     model.proj.bias.requires_grad_(False)
     groups = oxidion.param_groups(model)
@@ -113,7 +113,7 @@ def test_core_logs_reach_python(caplog: pytest.LogCaptureFixture) -> None:
     assert "is no matrix, optimized by adamw" in caplog.text
 
 
-def test_unknown_key_of_another_package_is_named_with_the_own_word() -> None:
+def test_unknown_key_of_another_package_is_named_with_our_word() -> None:
     group = {"params": [torch.nn.Parameter(torch.eye(4))], "momentum": 0.9}
     with pytest.raises(ValueError, match=r"unknown group key 'momentum'.*nearest known key is 'mu'"):
         oxidion.Dion([group])

@@ -86,7 +86,7 @@ def held(optimizer: Any) -> list[Tensor]:
 
 
 @every_class
-def test_states_are_pinned_where_the_parameter_is_also_after_a_load(memory: Memory, name: str) -> None:
+def test_states_are_pinned_as_the_parameter_is_even_after_a_load(memory: Memory, name: str) -> None:
     with (
         mock.patch.object(reserve, "empty_pinned", memory.empty),
         mock.patch.object(state, "empty_pinned", memory.empty),

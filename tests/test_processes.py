@@ -129,7 +129,7 @@ print(here, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_steps_use_the_threads_of_torch_and_a_pool_only_in_a_forked_process() -> None:
+def test_steps_use_torch_threads_and_a_pool_only_after_a_fork() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", THREADS],
         capture_output=True,

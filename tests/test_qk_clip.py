@@ -60,7 +60,7 @@ X = gaussian(2, 7, WIDTH, seed=3)
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
 )
-def test_clip_multiplies_the_logits_of_every_head_by_its_own_factor(
+def test_clip_multiplies_logits_of_every_head_by_its_own_factor(
     heads: int, key_heads: int, dtype: torch.dtype, limit: float
 ) -> None:
     wq, wk = weights(heads, key_heads, dtype)
@@ -84,7 +84,7 @@ def test_clip_multiplies_the_logits_of_every_head_by_its_own_factor(
     assert hottest(after).max() <= TAU * (1 + limit)
 
 
-def test_grouped_head_below_the_threshold_keeps_its_logits_beside_one_above() -> None:
+def test_grouped_head_below_the_threshold_keeps_its_logits() -> None:
     wq, wk = weights(2, 1)
     before = logits(X, wq, wk, 2, 1)
     gamma = qk_clip_(wq, wk, torch.tensor([0.5, 8.0]), num_heads=2, num_kv_heads=1, threshold=2.0)
@@ -129,7 +129,7 @@ def test_fused_weight_and_bias_scale_in_their_rows_only(interleaved: bool) -> No
     assert torch.equal(bias[v_rows], old_bias[v_rows])
 
 
-def test_latent_attention_scales_content_and_rotary_parts_to_one_factor() -> None:
+def test_latent_attention_scales_content_and_rotary_parts_alike() -> None:
     heads, nope, rope, value = 3, 4, 2, 5
     wq = gaussian(heads * (nope + rope), WIDTH, seed=1)
     wkv, shared = gaussian(heads * (nope + value), WIDTH, seed=2), gaussian(rope, WIDTH, seed=3)
@@ -154,7 +154,7 @@ def test_latent_attention_scales_content_and_rotary_parts_to_one_factor() -> Non
     assert torch.equal(after_values, old_values)
 
 
-def test_hook_runs_after_the_step_before_later_hooks_and_resets_the_maxima() -> None:
+def test_hook_runs_right_after_the_step_and_resets_the_maxima() -> None:
     wq, wk = (nn.Parameter(w.float()) for w in weights(2, 2))
     seen = torch.tensor([8.0, 1.0])
     optimizer = oxidion.Muon([wq, wk], lr=0.1)
@@ -190,7 +190,7 @@ def test_hook_runs_after_the_step_before_later_hooks_and_resets_the_maxima() -> 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -5.0, 0.0, 2.0])
-def test_head_without_a_finite_maximum_above_the_threshold_keeps_its_bits(value: float) -> None:
+def test_head_without_a_finite_large_maximum_keeps_its_bits(value: float) -> None:
     wq, wk = weights(2, 2, torch.float32)
     old_q, old_k = wq.clone(), wk.clone()
     gamma = qk_clip_(wq, wk, torch.tensor([value, 8.0]), num_heads=2, threshold=2.0)
@@ -208,7 +208,7 @@ def test_version_counter_advances_where_rows_are_scaled() -> None:
         product.backward()
 
 
-def test_observe_keeps_the_running_maximum_of_all_batches_until_the_step() -> None:
+def test_observe_keeps_the_maximum_of_all_batches_until_the_step() -> None:
     optimizer = no_step(torch.zeros(1))
     wq, wk = weights(6, 2, torch.float32)
     layer = QKClip(optimizer).add(wq, wk, num_heads=6, num_kv_heads=2)
@@ -228,7 +228,7 @@ def test_observe_keeps_the_running_maximum_of_all_batches_until_the_step() -> No
         layer.observe(q[:, 3:], k[:, 1:], first_head=4)
 
 
-def test_step_that_a_scaler_skips_clips_the_weights_that_were_observed() -> None:
+def test_step_skipped_by_a_scaler_clips_the_observed_weights() -> None:
     wq, wk = (nn.Parameter(w.float()) for w in weights(2, 2))
     optimizer, scaler = oxidion.AdamW([wq, wk], lr=0.1), torch.amp.GradScaler("cpu")
     seen, old = torch.tensor([8.0, 1.0]), wq.detach().clone()
@@ -256,7 +256,7 @@ def test_callable_is_asked_at_every_step() -> None:
         layer.observe(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
 
 
-def test_optimizer_with_the_hook_is_copied_and_pickled_without_it() -> None:
+def test_optimizer_is_copied_and_pickled_without_its_hook() -> None:
     model = nn.Linear(WIDTH, 2 * HEAD)
     optimizer = oxidion.AdamW(model.parameters())
     clip = QKClip(optimizer, 2.0)

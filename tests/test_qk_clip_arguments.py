@@ -66,7 +66,7 @@ def test_anything_but_an_optimizer_or_a_mesh_is_refused() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_rows_of_another_layer_are_refused_and_other_rows_of_its_weight_are_not() -> None:
+def test_rows_of_another_layer_are_refused_and_free_rows_taken() -> None:
     clip, stack = clip_of(), torch.zeros(16, 6)
     clip.add(stack, K, num_heads=1, q_rows=slice(0, 4), name="first")
     with pytest.raises(ValueError, match="second: its rows are among those of first already"):
@@ -121,7 +121,7 @@ def test_max_logits_equal_those_of_all_logits(
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 9, 4), (3, 9, 4), (2, 2, 3, 9, 4)])
-def test_max_logits_take_any_batch_and_multiply_bfloat16_in_float32(shape: tuple[int, ...]) -> None:
+def test_max_logits_take_any_batch_and_use_float32_for_bfloat16(shape: tuple[int, ...]) -> None:
     q, k = (torch.randn(shape, generator=torch.Generator().manual_seed(s)).bfloat16() for s in (1, 2))
     wanted = all_logits(q, k, causal=True).amax(dim=(-2, -1)).view(-1, 3).amax(dim=0) / 2
     with torch.autocast("cpu", torch.bfloat16):
@@ -132,7 +132,7 @@ def test_max_logits_take_any_batch_and_multiply_bfloat16_in_float32(shape: tuple
     )  # bfloat16 products would miss 1e-3
 
 
-def test_max_logits_of_a_head_with_nan_is_nan_and_of_nothing_minus_infinity() -> None:
+def test_max_logits_of_nan_are_nan_and_of_none_minus_infinity() -> None:
     q, k = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4)
     q[0, 1, 2, 0] = math.nan
     assert max_logits(q, k).tolist() == [2.0, pytest.approx(math.nan, nan_ok=True)]

@@ -107,14 +107,12 @@ def test_shares_of_a_matrix_are_those_of_its_singular_values(rows: int, columns:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
-def test_shares_of_narrow_numbers_are_those_of_the_same_in_float64(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_shares_of_narrow_numbers_equal_those_in_float64(tmp_path: Path, dtype: torch.dtype) -> None:
     x = gaussian((8, 6), 1).to(dtype)
     assert_shares(looked_at(saved(tmp_path, {"w": x})), {"w": shares(x.double(), QUARTER, HALF)})
 
 
-def test_all_energy_of_a_matrix_of_low_rank_is_reached_at_its_rank() -> None:
+def test_all_energy_of_a_low_rank_matrix_is_reached_at_its_rank() -> None:
     found = spectrum(diagonal(2.0, 1.0, 1.0, rows=16, columns=12), {})
     assert not isinstance(found, str)
     assert found.needed(1.0) == QUARTER
@@ -127,7 +125,7 @@ def test_shares_of_a_stack_are_those_of_its_matrices_together() -> None:
     assert found.energy(HALF) == pytest.approx((4 + 1 + 9) / (4 + 2 + 10), rel=1e-12)
 
 
-def test_matrices_of_different_heights_get_the_rank_of_their_own_short_side() -> None:
+def test_matrices_get_the_rank_of_their_own_short_side() -> None:
     whole = torch.cat([diagonal(2.0, 1.0, rows=2, columns=6), diagonal(3.0, 2.0, 1.0, 1.0, columns=6)])
     found = spectrum(whole, {"split_sizes": [2, 4]})
     assert not isinstance(found, str)
@@ -194,7 +192,7 @@ def test_settings_that_do_not_fit_are_a_value_error(settings: dict[str, Any]) ->
         matrices(gaussian((8, 6), 1), settings)
 
 
-def test_rank_fraction_is_what_parameters_with_half_of_the_elements_need(tmp_path: Path) -> None:
+def test_rank_fraction_is_what_half_of_the_elements_need(tmp_path: Path) -> None:
     flat = diagonal(*[1.0] * 8)  # 0.9 needs 8 of 8: 64 elements
     steep = diagonal(10.0, *[0.1] * 7)  # 1 of 8: 64 elements
     middle = diagonal(5.0, 5.0, 5.0, *[0.1] * 5, columns=20)  # 3 of 8: 160 elements
@@ -333,7 +331,7 @@ def test_word_state_in_the_names_of_a_model_is_no_optimizer(tmp_path: Path) -> N
     assert (made.key, [row.name for row in made.rows]) == ("weights", ["net.state.proj.weight"])
 
 
-def test_matrices_of_other_algorithms_and_projected_ones_are_left_out(tmp_path: Path) -> None:
+def test_matrices_projected_or_of_other_algorithms_are_left_out(tmp_path: Path) -> None:
     content = state_dict(a=diagonal(2.0, 1.0), b=diagonal(1.0, 1.0), c=diagonal(1.0, 1.0))
     group = content["param_groups"][0]
     content["param_groups"] = [
@@ -480,7 +478,7 @@ def main_status(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "sub/file", "..", ""])
-def test_metadata_that_names_a_file_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_metadata_naming_a_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = a_folder(tmp_path)
 
     def elsewhere(read: Any) -> None:
@@ -573,7 +571,7 @@ def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_damaged_checkpoints_are_a_value_error_or_another_checkpoint(tmp_path: Path, kind: str) -> None:
+def test_damaged_checkpoint_is_a_value_error_or_another_one(tmp_path: Path, kind: str) -> None:
     folder = a_folder(tmp_path)
     path = folder if kind == "folder" else saved(tmp_path, state_dict(a=diagonal(2.0, 1.0)))
     file = folder / ".metadata" if kind == "folder" else path

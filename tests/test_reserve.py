@@ -72,7 +72,7 @@ def bytes_of(*sizes: int) -> list[tuple[list[int], torch.dtype]]:
 
 @needs_populate
 @pytest.mark.parametrize("sizes", [[1 << 23], [1 << 16] * 128], ids=["one-large", "many-small"])
-def test_states_are_in_memory_that_is_there_before_the_first_step(sizes: list[int]) -> None:
+def test_states_are_in_memory_reserved_before_the_first_step(sizes: list[int]) -> None:
     params = [parameter(size) for size in sizes]
     total = sum(param.nbytes for param in params)
     before = resident()
@@ -221,7 +221,7 @@ def test_dropped_reserve_asks_for_nothing_more() -> None:
 
 
 @needs_populate
-def test_end_of_the_process_ends_the_threads_of_what_is_still_held() -> None:
+def test_process_end_stops_the_threads_of_what_is_still_held() -> None:
     """A thread that came back to an interpreter in ruins would end the process with SIGABRT."""
     size = 1 << 32
     before = resident()

@@ -54,7 +54,7 @@ def test_all_classes_are_looked_at() -> None:
 
 
 @every_class
-def test_every_key_of_the_schema_is_an_argument_with_its_default_or_a_key_of_groups(
+def test_every_schema_key_is_an_argument_or_a_key_of_groups(
     name: str,
 ) -> None:
     cls = CLASSES[name]
@@ -83,7 +83,7 @@ def test_groups_get_the_defaults_of_the_signature(name: str) -> None:
 
 
 @every_class
-def test_docstring_describes_every_argument_once_in_the_order_of_the_signature(name: str) -> None:
+def test_docstring_describes_arguments_once_in_signature_order(name: str) -> None:
     assert entries(CLASSES[name]) == list(inspect.signature(CLASSES[name]).parameters)
     assert "not named here" not in CLASSES[name].__doc__
 
@@ -200,7 +200,7 @@ NEAR: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("wrong", NEAR)
-def test_words_of_other_packages_and_misspelled_ones_are_told_the_right_argument(wrong: str) -> None:
+def test_foreign_or_misspelled_words_name_the_right_argument(wrong: str) -> None:
     for name, near in NEAR[wrong].items():
         with pytest.raises(
             TypeError, match=rf"{name}\(\) has no argument '{wrong}', .* argument is '{near}'$"
@@ -244,7 +244,7 @@ def test_wrong_algorithm_is_told_the_nearest() -> None:
             oxidion.Muon([group])
 
 
-def test_key_of_groups_that_is_given_as_an_argument_is_told_its_place() -> None:
+def test_group_key_given_as_an_argument_raises_with_its_place() -> None:
     cls: Any = oxidion.Muon
     for key, value in (("num_heads", 4), ("split_sizes", (2, 2)), ("algorithm", "dion")):
         with pytest.raises(
@@ -268,7 +268,7 @@ def test_word_that_is_like_nothing_is_told_what_there_is() -> None:
         cls([{"params": [weight], "xyzzy": 1}])
 
 
-def test_classes_of_users_keep_what_they_say_and_take_what_they_will() -> None:
+def test_classes_of_users_keep_their_text_and_their_arguments() -> None:
     class Open(oxidion.AdamW):
         """Takes anything."""
 
@@ -301,7 +301,7 @@ def test_optimizers_are_pickled_as_before() -> None:
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.5
 
 
-def test_completed_docstring_takes_the_nearest_entry_and_leaves_others_out() -> None:
+def test_completed_docstring_takes_only_the_nearest_entry() -> None:
     own = """A.
 
     Args:

@@ -130,7 +130,7 @@ def test_tables_of_rich_have_the_cells_of_the_text(case: Case) -> None:
         assert " ".join(line.split()) in printed
 
 
-def test_columns_that_say_one_thing_leave_a_narrow_table_of_rich_for_a_line() -> None:
+def test_constant_columns_of_a_narrow_table_become_a_line() -> None:
     optimizer = oxidion.AdamW(make_model().named_parameters())
     wide, narrow = (rendered(optimizer.explain(), width) for width in (400, 80))
     assert "all rows" not in wide
@@ -153,7 +153,7 @@ def test_groups_print_as_their_summary_in_text_html_and_rich() -> None:
     assert "tensor" in repr(list(groups))
 
 
-def test_importing_the_package_imports_neither_rich_nor_matplotlib() -> None:
+def test_importing_oxidion_imports_neither_rich_nor_matplotlib() -> None:
     source = (
         "import sys, torch\n"
         "before = set(sys.modules)\n"
@@ -204,7 +204,7 @@ def test_repr_says_every_setting_that_differs_and_is_read(case: Case) -> None:
 
 
 @every_case
-def test_repr_of_a_group_of_another_algorithm_compares_with_its_defaults(case: Case) -> None:
+def test_repr_of_another_algorithms_group_compares_its_defaults(case: Case) -> None:
     others = [
         {"params": [nn.Parameter(torch.zeros(3))], "algorithm": algorithm, "weight_decay": 0.5}
         for algorithm in ("adamw", "lion")

@@ -183,7 +183,7 @@ def test_library_that_a_real_compiler_makes_is_accepted(choose: Choose) -> None:
 @pytest.mark.parametrize(
     ("place", "change"), [(".", "chmod 700"), ("..", "chmod go-w"), ("../..", "chmod go-w")]
 )
-def test_library_in_a_folder_that_others_may_write_to_is_refused_with_the_way_out(
+def test_library_in_a_folder_writable_by_others_is_refused(
     choose: Choose, fake_compiler: str, place: str, change: str
 ) -> None:
     folder = (choose(CXX=fake_compiler).path.parent / place).resolve()

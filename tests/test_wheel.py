@@ -96,7 +96,7 @@ def test_every_library_runs_on_the_systems_of_the_tag(wheel: Path, content: Path
             assert not elf.too_new(path), path
 
 
-def test_machine_code_is_that_of_compilers_whose_code_older_drivers_take(content: Path) -> None:
+def test_machine_code_is_of_compilers_that_older_drivers_take(content: Path) -> None:
     core = (content / "oxidion" / "_oxidion.abi3.so").read_bytes()
     starts = [found.start() for found in re.finditer(rb"\x7fELF", core)]
     machine = [int.from_bytes(core[start + 18 : start + 20], "little") for start in starts]

@@ -65,9 +65,7 @@ def killed_at(change: int, work: Callable[[], None]) -> bool:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_folders_after_a_kill_before_any_change_are_whole_and_the_next_save_works(
-    tmp_path: Path, keep: int
-) -> None:
+def test_folders_are_whole_after_a_kill_and_the_next_save_works(tmp_path: Path, keep: int) -> None:
     change, seen = 0, set()
     while True:
         root = tmp_path / str(change)
@@ -95,7 +93,7 @@ def test_folders_after_a_kill_before_any_change_are_whole_and_the_next_save_work
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
-def test_file_after_a_kill_before_any_change_is_the_older_or_the_newer_one(tmp_path: Path) -> None:
+def test_file_after_a_kill_is_the_older_or_the_newer_one(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
 
     def write(text: str) -> None:
@@ -139,7 +137,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(
     assert said == [("sync", "run.pt.part"), ("name", "run.pt"), ("sync", tmp_path.name)]
 
 
-def test_block_that_raises_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
+def test_block_that_raises_leaves_only_the_older_ones(tmp_path: Path) -> None:
     save(tmp_path, 1)
 
     def half(place: Path) -> None:
@@ -172,7 +170,7 @@ def test_newest_folder_goes_by_steps_and_counts_whole_ones_alone(tmp_path: Path)
     assert latest_folder(str(tmp_path)) == tmp_path / "step-100000000"
 
 
-def test_folder_that_is_just_written_stays_beside_those_of_later_steps(tmp_path: Path) -> None:
+def test_just_written_folder_stays_along_with_later_steps(tmp_path: Path) -> None:
     for step in (30, 40):
         save(tmp_path, step)
     save(tmp_path, 20)
@@ -183,7 +181,7 @@ def test_folder_that_is_just_written_stays_beside_those_of_later_steps(tmp_path:
     ("step", "keep", "message"),
     [(-1, 2, "got step=-1, keep=2"), (3, 0, "got step=3, keep=0"), (5, 2, "step-00000005 is there already")],
 )
-def test_folder_that_cannot_be_made_is_refused_before_anything_is_written(
+def test_impossible_folder_is_refused_before_anything_is_written(
     tmp_path: Path, step: int, keep: int, message: str
 ) -> None:
     save(tmp_path, 5)

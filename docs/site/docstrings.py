@@ -34,7 +34,7 @@ def _constructor() -> Any:
 constructor = _constructor()
 completed, GATHERED, OPTIONS = constructor.completed, constructor.GATHERED, constructor.OPTIONS
 TYPES = ("ModelOptions", "SharedOptions", "CommonOptions")
-"""Types of arguments: those beside a model, and the two of the arguments of every class."""
+"""Types of arguments: those of a model, and the two of the arguments of every class."""
 
 
 class Completed(griffe.Extension):

@@ -76,7 +76,7 @@ def trained(steps: int, layers: int = 2, **settings: Any) -> tuple[Any, list[lis
 
 
 def printed(path: Path, text: str, marks: Sequence[Mark], columns: int) -> None:
-    """Draws lines of text as a terminal shows them, with a number beside each word that is explained."""
+    """Draws lines of text as a terminal shows them, with a number at each word that is explained."""
     lines = text.rstrip("\n").splitlines()
     width = 2 * MARGIN + columns * ADVANCE * SIZE
     height = 2 * MARGIN + len(lines) * LINE * SIZE
@@ -152,7 +152,7 @@ def mean_sent(settings: Settings, shards: int) -> float:
     """Bytes that a rank of Llama 8B sends in a step, on average over the ranks.
 
     Raises:
-        ValueError: for collectives of which one rank's plan does not tell the mean.
+        ValueError: for collectives whose mean one plan does not contain.
     """
     result, plan = simulate("llama-8b", {"fs": shards}, settings)
     if result.routes:

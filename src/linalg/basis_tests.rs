@@ -50,7 +50,7 @@ fn graded(m: i64, r: i64, condition: f64) -> Tensor {
 }
 
 #[test]
-fn well_conditioned_matrices_need_no_sketch_and_equal_householder_with_positive_diagonal() {
+fn well_conditioned_bases_need_no_sketch_and_equal_householder() {
     for (kind, tolerance) in [(Kind::Float, 3e-6), (Kind::Double, 3e-14), (Kind::BFloat16, 2e-2)] {
         for (b, m, r) in [(1, 7, 1), (3, 17, 5), (2, 100, 47), (2, 600, 48), (1, 1100, 100), (5, 513, 49)] {
             let p = gaussian(&[b, m, r], 5).to_kind(kind);
@@ -149,7 +149,7 @@ fn nothing_to_do_is_no_error() {
 }
 
 #[test]
-fn a_column_that_is_rounding_of_the_others_becomes_zero_by_every_method() {
+fn column_that_is_rounding_becomes_zero_by_every_method() {
     for stored in [0.0, stored_epsilon(DType::BF16)] {
         let p = gaussian(&[1, 120, 16], 6).to_kind(Kind::Float);
         // Well-conditioned but for the lengths of two columns.

@@ -59,7 +59,7 @@ fn scales_do_not_matter_and_what_is_not_finite_is_left_alone() {
 }
 
 #[test]
-fn columns_are_kept_or_not_by_their_own_part_beside_their_rounding() {
+fn columns_are_kept_if_their_own_part_exceeds_rounding() {
     let epsilon = f64::from(f32::EPSILON);
     // Of a column of length 1 that leans on the first, a part of its own of this many roundings is kept.
     for (own, stored, length, is_kept) in [
@@ -86,7 +86,7 @@ fn columns_are_kept_or_not_by_their_own_part_beside_their_rounding() {
 }
 
 #[test]
-fn many_columns_between_dependent_ones_keep_an_orthonormal_basis_of_their_span() {
+fn columns_between_dependent_ones_keep_an_orthonormal_basis() {
     for kind in [Kind::Float, Kind::Double] {
         tch::manual_seed(5);
         let own = Tensor::randn([300, 90], DOUBLE);

@@ -57,7 +57,7 @@ fn spectral_norm(x: &Tensor) -> f64 {
 }
 
 #[test]
-fn restarts_of_the_tables_are_those_that_stress_tests_found_safe() {
+fn restarts_of_the_tables_are_those_found_safe_under_stress() {
     let of = |polynomial: &Polynomial, kind| restarts(&polynomial.rows, roundoff(kind));
     // Before the second and the fourth step in bfloat16: what fails in 670 matrices of early training and of rank 1
     // plus noise is any smaller set, and [2, 3]. One in float16 and, for accuracy, in float32, none in float64.
@@ -177,7 +177,7 @@ fn gradient(m: i64, n: i64, seed: i64) -> Tensor {
 }
 
 #[test]
-fn largest_singular_values_in_bfloat16_are_those_of_the_standard_form() {
+fn largest_singular_values_in_bfloat16_match_standard_form() {
     if crate::kernels::Kernel::of(DType::BF16).is_none() {
         return;
     }
@@ -269,7 +269,7 @@ fn stressed_matrices_keep_their_singular_values_bounded() {
 }
 
 #[test]
-fn result_of_another_norm_is_computed_again_in_the_standard_form() {
+fn result_of_another_norm_is_recomputed_in_standard_form() {
     // 25 X / ||X||_F, whose squared norm is 625: more than 1.35 times the rows.
     let large = Polynomial {
         name: "test",

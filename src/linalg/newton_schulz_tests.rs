@@ -150,7 +150,7 @@ fn non_finite_matrix_becomes_nan_and_leaves_the_others_alone() {
 }
 
 #[test]
-fn results_do_not_depend_on_threads_or_on_what_else_is_in_the_batch() {
+fn results_do_not_depend_on_threads_or_the_rest_of_the_batch() {
     // Side by side, one by one, and with products that are spread over threads.
     for (b, m, n) in [(9, 48, 70), (3, 300, 260), (1, 700, 520)] {
         for kind in [Kind::Float, Kind::BFloat16] {

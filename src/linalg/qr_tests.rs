@@ -47,7 +47,7 @@ fn outside(p: &Tensor, q: &Tensor) -> f64 {
 }
 
 #[test]
-fn every_method_dtype_and_shape_is_orthonormal_and_spans_the_input() {
+fn every_method_and_dtype_is_orthonormal_and_spans_its_input() {
     let shapes = [(1, 1, 1), (3, 7, 1), (3, 17, 5), (3, 24, 24), (2, 100, 60), (1, 300, 128), (2, 33, 32)];
     for (kind, tolerance) in
         [(Kind::Float, 1e-5), (Kind::Double, 1e-13), (Kind::BFloat16, 2e-2), (Kind::Half, 3e-3)]

@@ -30,7 +30,7 @@ fn assert_close(a: &Tensor, b: &Tensor, bound: f64) {
 }
 
 #[test]
-fn live_columns_are_factored_in_their_order_with_a_positive_diagonal() {
+fn live_columns_are_factored_in_order_with_positive_diagonal() {
     for (n, r) in [(9, 4), (6, 6), (5, 1)] {
         let each = [numbers(n, r, 1), numbers(n, r, 2)];
         let mut all = Tensor::stack(&each, 0);

@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_any_parameters_schedules_every_compute_once_and_in_bucket_order(list in params()) {
+    fn plan_any_parameters_schedules_computes_in_bucket_order(list in params()) {
         let plan = plan(&list, None);
         let order: Vec<Instr> = (0..plan.buckets.len()).map(Instr::Compute).collect();
         prop_assert_eq!(&plan.schedule, &order);
@@ -270,7 +270,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_any_mesh_gives_every_process_its_equal_share_of_a_bucket(list in params(), grid in grid()) {
+    fn plan_any_mesh_gives_processes_equal_shares_of_a_bucket(list in params(), grid in grid()) {
         for bucket in grid.plans(&list).iter().flat_map(|p| &p.buckets).filter(|b| !b.owner_axes.is_empty()) {
             let mut counts: BTreeMap<&[usize], usize> = BTreeMap::new();
             bucket.units.iter().for_each(|u| *counts.entry(&u.owner).or_insert(0) += 1);
@@ -320,7 +320,7 @@ fn placement() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(saved_with_source())]
     #[test]
-    fn lower_any_placements_moves_what_is_missing_and_adds_what_is_partial(
+    fn lower_any_placements_moves_missing_and_adds_partial_data(
         from in placement(), to in placement(), ranks in 1_usize..6, shape in [1_usize..7, 1_usize..7]
     ) {
         let (before, after): (Vec<_>, Vec<_>) =
@@ -398,7 +398,7 @@ fn plan_small_bound_splits_the_bucket() {
 }
 
 #[test]
-fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
+fn plan_for_a_device_orthonormalizes_in_bfloat16_by_default() {
     let product = |dtype: DType, orth_dtype: Option<&str>| {
         let mut group = group("muon", None);
         if let Some(name) = orth_dtype {

@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_that_share_an_element_are_refused_and_others_are_not() {
+    fn matrices_are_refused_exactly_where_they_share_an_element() {
         let place = |offset, [rows, cols]: [usize; 2], stride| Rect { offset, rows, cols, stride };
         let elements = |p: &Rect| {
             let rows = (0..p.rows).map(|row| p.offset + row * p.stride);

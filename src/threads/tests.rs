@@ -27,7 +27,7 @@ fn seen(threads: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_way_hires_as_many_threads_and_the_caller_is_one_of_them() {
+fn every_way_hires_as_many_threads_including_the_caller() {
     for (name, hire) in num_shards() {
         for threads in [2, 3, 5] {
             let own = format!("{:?}", std::thread::current().id());
@@ -81,7 +81,7 @@ fn helpers_that_fell_asleep_are_woken() {
 }
 
 #[test]
-fn a_panic_of_an_item_reaches_the_caller_after_all_items_and_the_threads_stay() {
+fn panic_of_an_item_reaches_the_caller_and_threads_remain() {
     for (name, hire) in num_shards() {
         let done = AtomicUsize::new(0);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

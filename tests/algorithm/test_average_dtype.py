@@ -33,7 +33,7 @@ def stepped(optimizer: Any, grads: list[Tensor]) -> None:
         optimizer.step()
 
 
-def test_average_goes_on_where_rounding_to_the_nearest_stands_still() -> None:
+def test_average_advances_where_nearest_rounding_stands_still() -> None:
     """E from 1 to 1.5: a step of 1/2048 of the way is 1/32 of the distance of two numbers there."""
     share, steps = 2.0**-11, 400
     param = nn.Parameter(torch.ones(64, 256))
@@ -83,7 +83,7 @@ def test_average_of_constant_weights_is_exact(rule: str) -> None:
     assert torch.equal(param.detach(), before)
 
 
-def test_what_is_stepped_follows_steps_below_the_distance_of_two_numbers() -> None:
+def test_stepped_weights_follow_steps_below_bfloat16_spacing() -> None:
     """Lion moves z by lr, 1/64 of that distance; x is its mean by the formulas."""
     rate, steps = 2.0**-13, 64
     param = nn.Parameter(torch.ones(64, 512))
@@ -104,7 +104,7 @@ def test_what_is_stepped_follows_steps_below_the_distance_of_two_numbers() -> No
     assert x - 1 >= 20 * deviation
 
 
-def test_random_bits_are_a_function_of_seed_parameter_step_and_place() -> None:
+def test_random_bits_depend_on_seed_parameter_step_and_place() -> None:
     def run(*, seed: int = 0, skip: int = 0) -> list[Tensor]:
         params = [nn.Parameter(gaussian((300, 512), 3)) for _ in range(2)]
         group = {"params": params, "algorithm": "adamw", **RULES["ema"], **NARROW}
@@ -228,7 +228,7 @@ def test_other_types_are_refused(settings: dict[str, Any], said: str) -> None:
         oxidion.AdamW([{"params": [nn.Parameter(torch.ones(3))], **settings}])
 
 
-def test_settings_of_a_training_that_goes_on_are_read_and_checked() -> None:
+def test_settings_changed_during_training_are_read_and_checked() -> None:
     param = nn.Parameter(torch.ones(8))
     optimizer = oxidion.AdamW([param])
     param.grad = torch.ones_like(param)

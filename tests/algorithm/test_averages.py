@@ -231,7 +231,7 @@ def test_steps_at_a_rate_of_0_begin_no_average(rule: str) -> None:
     assert all(map(torch.equal, *runs))
 
 
-def test_other_weights_of_an_average_begin_where_its_counter_is_0() -> None:
+def test_average_of_other_weights_begins_at_a_counter_of_zero() -> None:
     param, grads = start()
     optimizer = oxidion.Lion([{"params": [param], "average": "schedule_free"}], lr=0.1)
     stepped(optimizer, param, grads[:5])

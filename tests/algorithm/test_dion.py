@@ -87,7 +87,7 @@ def test_dion_q_has_the_rank_of_the_rule(
     assert optimizer.state[param]["momentum"].shape == (rows, cols)
 
 
-def test_dion_initial_q_is_standard_normal_and_differs_between_parameters() -> None:
+def test_dion_initial_q_is_normal_and_differs_between_parameters() -> None:
     params = [nn.Parameter(torch.zeros(200, 100)) for _ in range(2)]
     optimizer: Any = oxidion.Dion(params)
     optimizer.init_state()
@@ -229,7 +229,7 @@ def test_dion_bfloat16_products_leave_a_wider_momentum_exact(
         assert (held.double() - state["momentum"]).norm() <= limit * state["momentum"].norm(), step
 
 
-def test_dion_half_precision_products_are_refused_with_the_choices() -> None:
+def test_dion_refuses_float16_products_and_names_the_choices() -> None:
     with pytest.raises(
         ValueError, match="orth_dtype must be one of 'auto', 'bfloat16', 'tf32', 'float32', 'float64'"
     ):

@@ -33,7 +33,7 @@ def test_dion_nearly_dependent_columns_are_orthonormalised(method: dict[str, Any
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["f64", "f32", "bf16"])
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)], ids=str)
 @pytest.mark.parametrize("kind", ["rows", "duplicates", "one"])
-def test_dion_rank_deficient_momentum_never_exceeds_the_nominal_step(
+def test_rank_deficient_momentum_never_exceeds_the_nominal_step(
     method: dict[str, Any], dtype: torch.dtype, shape: tuple[int, int], kind: str
 ) -> None:
     rank, rows, lr = 8, shape[0], 2.0**-3

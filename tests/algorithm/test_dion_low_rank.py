@@ -114,7 +114,7 @@ def test_the_scale_of_gradients_of_low_rank_does_not_matter(dtype: torch.dtype, 
     ids=["bfloat16", "bfloat16-momentum", "float32-momentum", "bfloat16-products"],
 )
 @pytest.mark.parametrize("kind", ["copies-of-rows", "some-rows", "some-columns"])
-def test_rounding_of_what_is_stored_in_narrow_types_is_not_stepped_along(
+def test_rounding_of_narrow_storage_is_not_stepped_along(
     dtype: torch.dtype, keys: dict[str, Any], kind: str
 ) -> None:
     for shape in ((16, 8), (8, 16), (24, 24)):
@@ -133,7 +133,7 @@ def test_rounding_of_what_is_stored_in_narrow_types_is_not_stepped_along(
                 assert torch.linalg.matrix_norm(update, 2) > 0.5, (shape, rank, step)
 
 
-def test_a_missing_direction_of_the_last_layer_gets_no_part_of_an_update() -> None:
+def test_missing_direction_of_the_last_layer_gets_no_update() -> None:
     # Columns of the gradient of a cross entropy add up to zero.
     for classes, width in ((8, 32), (10, 64), (32, 128)):
         param, optimizer = zero((classes, width), torch.float32)
@@ -149,7 +149,7 @@ def test_a_missing_direction_of_the_last_layer_gets_no_part_of_an_update() -> No
 
 
 @pytest.mark.parametrize("rows", [3, 7])
-def test_reference_keeps_directions_before_and_behind_exact_zeros(rows: int) -> None:
+def test_reference_keeps_directions_around_exact_zeros(rows: int) -> None:
     # Exact zeros in the triangular factor, in front of a column that has a direction of its own.
     product = torch.zeros(rows, 4, dtype=torch.float64)[:, : min(4, rows)]
     product[0] = 2.0

@@ -94,7 +94,7 @@ def test_q_has_orthonormal_columns_whatever_the_method(
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_momentum_of_lower_rank_moves_along_its_own_directions_only(
+def test_momentum_of_lower_rank_moves_along_its_own_directions(
     method: dict[str, Any], dtype: torch.dtype, fraction: float
 ) -> None:
     shape, rank = (20, 12), 3
@@ -121,7 +121,7 @@ def test_momentum_of_lower_rank_moves_along_its_own_directions_only(
         torch.testing.assert_close(q[:, rank:], rest / rest.norm(dim=0), rtol=0, atol=1e3 * ROUNDING[dtype])
 
 
-def test_a_gradient_of_zeros_keeps_q_and_one_that_is_not_finite_shows() -> None:
+def test_zero_gradient_keeps_q_and_a_non_finite_one_shows() -> None:
     params = [nn.Parameter(gaussian((8, 5), seed)) for seed in (1, 2)]
     optimizer: Any = oxidion.Dion(params, **ORTHONORMAL)
     optimizer.init_state()

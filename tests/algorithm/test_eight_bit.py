@@ -76,9 +76,7 @@ def set_grads(params: list[nn.Parameter], step: int) -> None:
 
 
 @pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
-def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
-    cls: Any, keys: dict[str, Any]
-) -> None:
+def test_six_steps_equal_the_formula_with_quantized_states(cls: Any, keys: dict[str, Any]) -> None:
     params = parameters([*SHAPES, (5000,)] if cls in OF_VECTORS else SHAPES)
     optimizer = optimizer_of(cls, params, **keys)
     optimizer.init_state()
@@ -180,7 +178,7 @@ NEVER: list[tuple[Any, dict[str, Any], set[str]]] = [
 
 
 @pytest.mark.parametrize(("cls", "keys", "wide"), NEVER, ids=[f"{c.__name__}-{len(k)}" for c, k, _ in NEVER])
-def test_states_that_an_error_of_codes_would_harm_are_never_in_8_bits(
+def test_states_that_quantization_harms_are_never_in_8_bits(
     cls: Any, keys: dict[str, Any], wide: set[str]
 ) -> None:
     (param,) = parameters([(96, 256)], torch.bfloat16)
@@ -320,7 +318,7 @@ def test_settings_out_of_range_raise(key: str, value: object) -> None:
         oxidion.AdamW([{"params": parameters(SHAPES[:1]), key: value}])
 
 
-def test_heads_that_begin_inside_of_blocks_raise_and_name_a_block_size() -> None:
+def test_heads_that_begin_inside_blocks_raise_with_a_block_size() -> None:
     (param,) = parameters([(128, 192)])
     keys: dict[str, Any] = {"params": [param], "num_heads": 3, "split_dim": 1}
     optimizer = oxidion.Muon([keys], state_bits=8, orth_dtype="float32")

@@ -57,7 +57,7 @@ def size(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_steps_of_small_elements_beside_large_ones_are_those_of_float32(name: str) -> None:
+def test_steps_of_small_elements_among_large_ones_match_float32(name: str) -> None:
     sizes = SIZES[torch.arange(WIDTH) % len(SIZES)]
     grads = [gaussian((4, WIDTH), 1, step).float() * sizes for step in range(300)]
     found, state = steps(name, grads, 8)
@@ -140,7 +140,7 @@ def test_momentum_of_lion_turns_with_the_gradient(least: float) -> None:
 
 
 @pytest.mark.parametrize("least", [1e-3, 1e-6])
-def test_steps_of_soap_in_a_basis_of_falling_sizes_are_those_of_float32(least: float) -> None:
+def test_soap_steps_in_a_basis_of_falling_sizes_match_float32(least: float) -> None:
     rows, cols = 16, 64
     left, right = (torch.linalg.qr(gaussian((n, n), n)).Q.float() for n in (rows, cols))
     along, across = (

@@ -53,7 +53,7 @@ def usual(count: int) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-20, 1e-12, 1e-10])
 @pytest.mark.parametrize(("cls", "kwargs"), APOLLO)
-def test_limiter_starts_at_the_first_update_that_is_not_negligible(
+def test_limiter_starts_at_the_first_non_negligible_update(
     cls: Any, kwargs: dict[str, Any], size: float, dtype: torch.dtype
 ) -> None:
     param, twin = (nn.Parameter(gaussian(SHAPE, 3).to(dtype)) for _ in range(2))
@@ -138,9 +138,7 @@ def test_columns_of_a_projection_are_orthonormal_or_zero(svd: str, dtype: torch.
 
 
 @pytest.mark.parametrize(("cls", "kwargs"), MATRIX)
-def test_training_after_the_states_of_a_checkpoint_were_made_is_as_without(
-    cls: Any, kwargs: dict[str, Any]
-) -> None:
+def test_training_is_the_same_after_checkpoint_states_were_made(cls: Any, kwargs: dict[str, Any]) -> None:
     def train(init: bool) -> Tensor:
         model = nn.Linear(SHAPE[1], SHAPE[0], bias=False)
         with torch.no_grad():

@@ -133,7 +133,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     [{}, {"rotate_moments": True}, {"proj_type": "full"}, {"svd": "random"}],
     ids=lambda settings: "-".join(map(str, settings.values())) or "gram",
 )
-def test_gradient_whose_squares_overflow_keeps_the_projection_and_moves_in_it(
+def test_overflowing_gradient_moves_within_the_kept_projection(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     param = nn.Parameter(gaussian(SHAPE, 1))
@@ -277,7 +277,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("svd", METHODS)
-def test_decomposition_that_does_not_converge_keeps_the_projection(
+def test_decomposition_without_convergence_keeps_the_projection(
     outcome: dict[str, Any], svd: str, dtype: str
 ) -> None:
     found = outcome[f"{svd} {dtype}"]

@@ -11,9 +11,7 @@ from support.inputs import gaussian, with_singular_values
 
 @pytest.mark.parametrize("svd", ["gram", "exact", "random"])
 @pytest.mark.parametrize("shape", [(13, 6), (6, 13)], ids=str)
-def test_verify_follows_galore_from_one_projection_to_the_next_with_maximize(
-    svd: str, shape: tuple[int, int]
-) -> None:
+def test_verify_follows_galore_across_projections_with_maximize(svd: str, shape: tuple[int, int]) -> None:
     param = torch.nn.Parameter(gaussian(shape, 1))
     optimizer = oxidion.GaLoreAdamW([param], lr=0.1, rank=3, update_proj_gap=1, svd=svd, maximize=True)
     for step in range(3):

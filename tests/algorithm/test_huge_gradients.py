@@ -85,9 +85,7 @@ def factors_in(
 
 @pytest.mark.parametrize("kind", FACTORED)
 @pytest.mark.parametrize("shape", [(24, 16), (300, 2), (16,)], ids=str)
-def test_second_moments_in_float32_stop_at_the_largest_number_and_recover(
-    kind: str, shape: tuple[int, ...]
-) -> None:
+def test_float32_second_moments_stop_at_the_maximum_and_recover(kind: str, shape: tuple[int, ...]) -> None:
     cls, _, keys = FACTORED[kind]
     param = nn.Parameter(gaussian(shape, 1).float())
     optimizer = cls([param], lr=0.01, **keys)

@@ -100,7 +100,7 @@ def weights(optimizer: Any, param: nn.Parameter) -> Tensor:
     return masters.weight(param.detach(), optimizer.state[param]).double()
 
 
-def test_a_shape_with_several_meanings_names_the_keys_that_say_it() -> None:
+def test_ambiguous_shape_names_the_keys_that_resolve_it() -> None:
     weight = nn.Parameter(torch.randn(3, 6, 2, 4))
     weight.grad = torch.randn_like(weight)
     expected = r"pass flatten=True, interleaved=k or interleaved=1"

@@ -232,7 +232,7 @@ def trained(steps: int = 5, **keys: Any) -> tuple[list[nn.Parameter], Any]:
 
 
 @pytest.mark.parametrize("how", ["copy_", "data", "mul_", "qk_clip_"])
-def test_weights_that_others_write_are_the_start_of_the_next_step(how: str) -> None:
+def test_weights_written_from_outside_start_the_next_step(how: str) -> None:
     """The remainder moves them by half a unit in the last place at most, and nothing walks back."""
     halves, optimizer = trained()
     other = gaussian((20, 16), 99).bfloat16()

@@ -61,7 +61,7 @@ def test_muon_recorded_two_steps_are_reproduced(
     [({}, EXACT), ({"nesterov": True, "adjust_lr": "rms_norm", "cautious_wd": True}, EXACT_NESTEROV)],
     ids=["plain", "nesterov-rms-cautious"],
 )
-def test_muon_reference_recorded_steps_of_the_exact_polar_factor_are_reproduced(
+def test_muon_reference_reproduces_recorded_exact_polar_steps(
     group: dict[str, Any], expected: object
 ) -> None:
     param, state = torch.tensor(INITIAL, dtype=torch.float64), {}
@@ -210,7 +210,7 @@ def test_muon_state_dtype_is_kept(dtype: torch.dtype, state_dtype: torch.dtype) 
     torch.testing.assert_close(momentum.double(), exact, rtol=0, atol=atol)
 
 
-def test_muon_vectors_with_strict_false_take_adamw_of_the_same_group() -> None:
+def test_muon_vectors_without_strict_take_adamw_of_their_group() -> None:
     vector, matrix = gaussian((5,), 1), gaussian((4, 3), 2)
     params = [nn.Parameter(vector.clone()), nn.Parameter(matrix.clone())]
     twin = nn.Parameter(vector.clone())
@@ -227,7 +227,7 @@ def test_muon_vectors_with_strict_false_take_adamw_of_the_same_group() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 40), (40, 64), (48, 48)], ids=str)
-def test_matrices_of_one_shape_and_any_size_step_as_each_alone_does(shape: tuple[int, int]) -> None:
+def test_matrices_of_one_shape_and_any_size_step_as_each_alone(shape: tuple[int, int]) -> None:
     grads = [10.0**size * gaussian(shape, 4, at).float() for at, size in enumerate((0, 4, -4, 2))]
     together = [nn.Parameter(torch.zeros(shape)) for _ in grads]
     alone = [nn.Parameter(torch.zeros(shape)) for _ in grads]

@@ -119,7 +119,7 @@ def test_muon_gram_form_needs_positive_linear_coefficients() -> None:
         optimizer.step()
 
 
-def test_coefficients_survive_a_checkpoint_that_loads_weights_only(tmp_path: Path) -> None:
+def test_coefficients_survive_a_weights_only_checkpoint(tmp_path: Path) -> None:
     param = parameter()
     optimizer = oxidion.Muon([param], ns_coefficients=ROWS, ns_steps=3, newton_schulz_func=polar)
     optimizer.step()

@@ -33,7 +33,7 @@ def test_clipping_counts_no_gradient_that_is_missing() -> None:
     assert torch.equal(updates([other, clipped()]), updates([clipped()]))
 
 
-def test_adafactor_keeps_its_moments_when_a_momentum_is_switched_on() -> None:
+def test_adafactor_keeps_its_moments_when_momentum_is_enabled() -> None:
     param = torch.nn.Parameter(gaussian((6, 4), 1))
     optimizer = oxidion.Adafactor([param])
     for step in range(3):

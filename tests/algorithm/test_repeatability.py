@@ -23,9 +23,7 @@ every_dtype = pytest.mark.parametrize(
 
 @by_algorithm
 @every_dtype
-def test_equal_runs_are_bit_equal_and_leave_the_global_generator_alone(
-    case: Case, dtype: torch.dtype
-) -> None:
+def test_equal_runs_are_bit_equal_and_keep_the_global_generator(case: Case, dtype: torch.dtype) -> None:
     ends = []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)

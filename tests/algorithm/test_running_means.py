@@ -96,7 +96,7 @@ def test_mean_of_the_largest_numbers_of_either_sign_is_finite(kind: str, beta: f
     torch.testing.assert_close(mean, torch.full((4,), expected), rtol=1e-6, atol=0)
 
 
-def test_mean_in_eight_bits_without_memory_is_the_last_gradient_in_eight_bits() -> None:
+def test_memoryless_8_bit_mean_is_the_last_gradient_in_8_bits() -> None:
     small = gaussian((5000,), 8).float()
     param = nn.Parameter(torch.zeros_like(small))
     ends = []
@@ -114,9 +114,7 @@ def test_mean_in_eight_bits_without_memory_is_the_last_gradient_in_eight_bits() 
 
 @pytest.mark.parametrize("cls", [oxidion.Adafactor, oxidion.CAME], ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("shape", [(4, 3), (5,)], ids=str)
-def test_second_moments_without_memory_are_those_of_the_last_gradient(
-    cls: Any, shape: tuple[int, ...]
-) -> None:
+def test_memoryless_second_moments_come_from_the_last_gradient(cls: Any, shape: tuple[int, ...]) -> None:
     keys = {"betas": (0.9, 0.0, 0.99)} if cls is oxidion.CAME else {"relative_step": False, "decay_rate": 0.0}
     param = nn.Parameter(torch.zeros(shape))
     optimizer = cls([param], lr=1e-3, **keys)
@@ -132,7 +130,7 @@ def test_second_moments_without_memory_are_those_of_the_last_gradient(
         torch.testing.assert_close(state["exp_avg_sq_col"].double(), squares.mean(-2), rtol=1e-6, atol=0)
 
 
-def test_neuron_variance_without_memory_is_that_of_the_last_update() -> None:
+def test_memoryless_neuron_variance_is_that_of_the_last_update() -> None:
     param = nn.Parameter(torch.zeros(6, 4))
     optimizer: Any = oxidion.NorMuon([param], muon_beta2=0.0)
     param.grad = gaussian((6, 4), 1).float()
@@ -147,7 +145,7 @@ def test_neuron_variance_without_memory_is_that_of_the_last_update() -> None:
 
 
 @pytest.mark.parametrize("cls", [oxidion.GaLoreAdamW, oxidion.APOLLOAdamW], ids=lambda cls: cls.__name__)
-def test_low_rank_mean_without_memory_is_that_of_the_last_gradient(cls: Any) -> None:
+def test_memoryless_low_rank_mean_is_that_of_the_last_gradient(cls: Any) -> None:
     means = []
     for first in (1e7, None):
         param = nn.Parameter(torch.zeros(12, 8))

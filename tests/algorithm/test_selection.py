@@ -87,9 +87,7 @@ def test_sums_that_float32_cannot_tell_apart_are_equal(name: str, excess: float,
 
 @every_class
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sums_of_half_precision_numbers_are_not_rounded_to_half_precision(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_half_precision_sums_are_not_rounded_to_half_precision(name: str, dtype: torch.dtype) -> None:
     grad = equal_rows(6, 256)
     # Neither type can represent 256 + 1/64.
     grad[3, 17] *= 1 + 2.0**-6
@@ -130,7 +128,7 @@ def test_what_is_not_selected_only_decays_and_keeps_its_states(
 
 @every_class
 @every_scope
-def test_smallest_fraction_selects_one_and_an_integer_selects_all(name: str, scope: str) -> None:
+def test_smallest_fraction_selects_one_and_an_integer_all(name: str, scope: str) -> None:
     few = Selecting(name, (7, 11), torch.float32, fraction=1e-9, selection_scope=scope)
     assert len(rows(few.step(gaussian((7, 11), 1)))) == 1
     every = Selecting(name, (7, 11), torch.float32, fraction=1, selection_scope=scope)
@@ -237,9 +235,7 @@ def test_tensors_for_lr_and_weight_decay_are_read_at_every_step(name: str) -> No
         (oxidion.NorMuon, "muon_beta2", 1.0),
     ],
 )
-def test_wrong_values_that_a_group_gets_later_are_refused_before_anything_changes(
-    cls: type, key: str, value: object
-) -> None:
+def test_wrong_values_set_later_are_refused_before_any_change(cls: type, key: str, value: object) -> None:
     param = nn.Parameter(gaussian((6, 4), 1))
     optimizer: Any = cls([param])
     param.grad = gaussian((6, 4), 2)

@@ -122,7 +122,7 @@ def test_a_side_waits_until_its_factor_has_full_rank() -> None:
 
 @pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_gradient_that_is_not_finite_changes_no_factor_and_warns_once(
+def test_non_finite_gradient_changes_no_factor_and_warns_once(
     cls: Any, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     param, other = nn.Parameter(gaussian((6, 5), 1)), nn.Parameter(gaussian((6, 5), 2))
@@ -146,7 +146,7 @@ def test_gradient_that_is_not_finite_changes_no_factor_and_warns_once(
     assert other.isfinite().all()
 
 
-def test_first_gradients_that_are_zero_or_not_finite_make_no_basis() -> None:
+def test_zero_or_non_finite_first_gradients_make_no_basis() -> None:
     param = nn.Parameter(gaussian((2, 6, 5), 1))
     start = param.detach().clone()
     optimizer: Any = oxidion.SOAP([param], precondition_frequency=4, weight_decay=0.0)
@@ -176,7 +176,7 @@ def test_vectors_take_adams_step_without_the_first_gradient() -> None:
     assert update_relative_error(found, start, late) <= 0.02
 
 
-def test_soap_muon_without_exponent_is_muon_on_the_mean_of_gradients() -> None:
+def test_soap_muon_without_exponent_is_muon_on_mean_gradients() -> None:
     start, grads = gaussian((12, 8), 1), [gaussian((12, 8), 2, step) for step in range(5)]
     common = {"lr": 0.02, "mu": 0.9, "adjust_lr": "original", "orth_method": "svd", "orth_dtype": "float64"}
     found, _ = trajectory(oxidion.SOAPMuon, start, grads, denom_power=0.0, **common)

@@ -22,7 +22,7 @@ from support.inputs import gaussian
     ],
     ids=["another-side", "the-longer-side", "both-sides"],
 )
-def test_a_side_that_gets_a_basis_moves_weights_from_the_next_step_on(
+def test_side_that_gets_a_basis_moves_weights_from_the_next_step(
     cls: Any, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     param = nn.Parameter(gaussian((12, 20), 0))

@@ -215,7 +215,7 @@ def test_verify_looks_at_the_step_not_at_chance() -> None:
     assert torch.equal(param.detach(), before)
 
 
-def test_bfloat16_parameters_with_float32_states_resume_bit_equal() -> None:
+def test_bfloat16_weights_with_float32_states_resume_bit_equal() -> None:
     one, first = built(
         oxidion.AdamW, {"state_dtype": torch.float32}, torch.bfloat16, stochastic_rounding=True
     )

@@ -270,7 +270,7 @@ def test_wrong_word_is_told_the_nearest(wrong: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["dion", "dion2", "nordion2", "adamw", "lion"])
-def test_momentum_is_no_key_of_algorithms_that_mean_another_thing(algorithm: str) -> None:
+def test_momentum_is_no_key_of_algorithms_with_another_meaning(algorithm: str) -> None:
     with pytest.raises(ValueError, match="unknown group key 'momentum'"):
         oxidion.Muon([{"params": [matrix()], "algorithm": algorithm, "momentum": 0.5}])
     words = {"params": [matrix()], "algorithm": algorithm, "eps": 1e-4}
@@ -281,7 +281,7 @@ def test_momentum_is_no_key_of_algorithms_that_mean_another_thing(algorithm: str
         assert oxidion.Muon([words]).param_groups[0]["epsilon"] == 1e-4
 
 
-def test_momentum_that_is_written_between_steps_is_that_of_the_next_step() -> None:
+def test_momentum_written_between_steps_is_used_in_the_next_step() -> None:
     """Loops that warm the momentum up write it into the groups."""
 
     def run(word: str) -> list[Tensor]:
@@ -300,7 +300,7 @@ def test_momentum_that_is_written_between_steps_is_that_of_the_next_step() -> No
     assert not any(map(torch.equal, run("momentum"), constant))
 
 
-def test_words_written_between_steps_are_in_plans_checkpoints_and_copies() -> None:
+def test_words_written_between_steps_reach_plans_and_checkpoints() -> None:
     optimizer = oxidion.Muon([matrix()])
     group = optimizer.param_groups[0]
     group["momentum"] = 0.25

@@ -106,7 +106,7 @@ def test_floor_of_zero_is_a_free_step(cls: Any, keys: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("cls", "keys"), IN_ONE_PASS, ids=named)
-def test_floor_of_zero_is_a_free_step_in_one_pass_but_for_rounding(cls: Any, keys: dict[str, Any]) -> None:
+def test_floor_of_zero_equals_a_free_step_but_for_rounding(cls: Any, keys: dict[str, Any]) -> None:
     def make(**settings: Any) -> Any:
         return lambda p: cls(p, lr=0.1, weight_decay=0.1, **keys, **settings)
 
@@ -118,7 +118,7 @@ def test_floor_of_zero_is_a_free_step_in_one_pass_but_for_rounding(cls: Any, key
     assert not torch.allclose(free, other), "four times the norm is more than a free update"
 
 
-def test_every_class_whose_norm_may_be_held_is_compared_with_a_free_step() -> None:
+def test_every_class_that_holds_norms_is_compared_to_free_steps() -> None:
     held = {cls for cls in optimizer_classes() if cls._LEAVES_UPDATE and cls is not oxidion.MuonH}
     assert held == {cls for cls, _ in (*FLOORS, *IN_ONE_PASS)}
 

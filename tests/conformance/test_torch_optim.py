@@ -235,7 +235,7 @@ class TestRegistry(TestCase):
 
         self.assertIs(framework.optim_db, OPTIM_DB)
 
-    def test_framework_multiplies_the_inputs_by_the_flags_of_the_device(self) -> None:
+    def test_framework_multiplies_inputs_by_the_flags_of_the_device(self) -> None:
         (info,) = (info for info in OPTIM_DB if info.optim_cls is oxidion.AdamW)
         self.assertEqual({kwargs["fused"] for kwargs in inputs(info, "cpu", torch.float32)}, {False, True})
         for info in OPTIM_DB:

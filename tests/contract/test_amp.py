@@ -35,7 +35,7 @@ def test_class_says_that_it_supports_scaling(case: Case) -> None:
 
 
 @every_case
-def test_grad_scale_divides_the_gradients_and_leaves_them_unwritten(case: Case) -> None:
+def test_grad_scale_divides_gradients_without_writing_them(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     for seed in range(3):
@@ -94,7 +94,7 @@ def test_grad_scale_of_none_means_already_unscaled(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("mode", ["fused", "unscaled first", "default path"])
-def test_grad_scaler_run_with_a_skipped_step_equals_the_plain_run_without_it(case: Case, mode: str) -> None:
+def test_grad_scaler_run_with_a_skipped_step_equals_a_plain_run(case: Case, mode: str) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     if mode == "default path":

@@ -98,7 +98,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
-def test_step_after_a_change_equals_that_of_an_optimizer_made_of_what_is_there(
+def test_step_after_a_change_equals_that_of_a_fresh_optimizer(
     name: str, change: Callable[[list[nn.Parameter], oxidion.OxOptimizer], None]
 ) -> None:
     params, optimizer = problem(name)
@@ -127,7 +127,7 @@ def test_step_after_a_change_equals_that_of_an_optimizer_made_of_what_is_there(
     ],
     ids=["dtype", "sparse", "subclass", "shape"],
 )
-def test_wrong_gradient_after_good_ones_is_refused_and_nothing_is_written(
+def test_wrong_gradient_after_good_ones_is_refused_unwritten(
     wrong: Callable[[Tensor], Tensor], error: type[Exception]
 ) -> None:
     params, optimizer = problem("AdamW")

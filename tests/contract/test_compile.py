@@ -26,7 +26,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @every_case
-def test_compiled_step_equals_the_eager_one_and_lr_changes_recompile_nothing(case: Case) -> None:
+def test_compiled_step_equals_eager_and_lr_recompiles_nothing(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     counter = CompileCounter()
@@ -88,7 +88,7 @@ def test_step_after_a_compiled_forward_and_backward_trains(case: Case) -> None:
 
 
 @pytest.mark.parametrize("method", ["step", "state_dict"])
-def test_full_graph_with_a_method_of_the_optimizer_is_refused_with_the_way_out(method: str) -> None:
+def test_full_graph_refuses_an_optimizer_method_with_a_remedy(method: str) -> None:
     model = make_model()
     optimizer = oxidion.AdamW(model.parameters())
     set_grads(model, 0)
@@ -105,7 +105,7 @@ def test_full_graph_with_a_method_of_the_optimizer_is_refused_with_the_way_out(m
 
 
 @every_case
-def test_full_graph_of_the_loss_with_the_step_after_it_trains_without_recompilation(case: Case) -> None:
+def test_full_graph_of_the_loss_before_a_step_never_recompiles(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     x, counter = torch.randn(5, 6), CompileCounter()

@@ -189,7 +189,7 @@ def test_unknown_constructor_argument_raises(case: Case) -> None:
 
 
 @every_case
-def test_requires_grad_false_parameters_are_accepted_and_left_alone(case: Case) -> None:
+def test_requires_grad_false_parameters_are_accepted_unchanged(case: Case) -> None:
     frozen = nn.Parameter(torch.randn(4, 3), requires_grad=False)
     live = matrix()
     before = frozen.detach().clone()

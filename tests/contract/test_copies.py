@@ -100,7 +100,7 @@ def test_pickle_holds_only_defaults_state_and_groups(case: Case) -> None:
 
 
 @every_case
-def test_deepcopy_with_gradients_and_hooks_takes_neither_step_nor_hook(case: Case) -> None:
+def test_deepcopy_with_gradients_takes_neither_step_nor_hook(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     fired: list[int] = []

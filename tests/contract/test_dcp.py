@@ -58,9 +58,7 @@ def _with_tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @every_case
 @pytest.mark.parametrize("tensor_lr", [False, True], ids=["float lr", "tensor lr"])
-def test_state_made_by_dcp_is_complete_and_leaves_parameters_bit_identical(
-    case: Case, tensor_lr: bool
-) -> None:
+def test_state_made_by_dcp_is_complete_and_keeps_parameter_bits(case: Case, tensor_lr: bool) -> None:
     model = make_model()
     lr = torch.tensor(0.25) if tensor_lr else 0.25
     optimizer = case.build(model, lr=lr, weight_decay=0.5)
@@ -127,7 +125,7 @@ def test_state_of_a_frozen_and_of_a_late_parameter_is_handled(case: Case) -> Non
 
 
 @every_case
-def test_flat_keys_name_parameters_and_state_and_hold_simple_values(case: Case) -> None:
+def test_flat_keys_name_parameter_states_and_hold_simple_values(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(1))

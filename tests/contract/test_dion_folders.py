@@ -198,7 +198,7 @@ def test_folders_that_are_none_and_unknown_words_are_refused(tmp_path: Path) -> 
             work(tmp_path, network, torch.optim.SGD(network.parameters()))
 
 
-def test_states_of_parameters_that_are_frozen_here_are_left_out_and_a_line_says_so(
+def test_states_of_frozen_parameters_are_left_out_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dion_folder.write(tmp_path, model(), "Dion", "adamw")

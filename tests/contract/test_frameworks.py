@@ -65,7 +65,7 @@ def test_plain_class_assignment_to_a_subclass_steps(case: Case) -> None:
 
 
 @every_case
-def test_round_trip_before_the_first_step_as_in_accelerate_changes_nothing(case: Case) -> None:
+def test_accelerate_round_trip_before_any_step_changes_nothing(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     saved = optimizer.state_dict()
@@ -126,7 +126,7 @@ def test_two_optimizers_of_one_class_over_two_models_do_not_meet(case: Case) -> 
 
 
 @every_case
-def test_groups_split_by_weight_decay_as_in_the_hugging_face_trainer_step(case: Case) -> None:
+def test_groups_split_by_decay_as_in_hugging_face_trainer_step(case: Case) -> None:
     model = make_model()
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
@@ -171,9 +171,7 @@ def flatten_as_zero(optimizer: Optimizer, ranks: int = 1) -> None:
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @every_case
-def test_flat_partitions_of_deepspeed_are_stepped_by_element_or_refused(
-    case: Case, ranks: int, named: bool
-) -> None:
+def test_flat_deepspeed_partitions_step_by_element_or_raise(case: Case, ranks: int, named: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
     given = list(model.named_parameters() if named else model.parameters())
     optimizer = case.new(given, lr=0.125, **({"strict": False} if case.is_matrix else {}))

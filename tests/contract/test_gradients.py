@@ -46,7 +46,7 @@ every_bad_gradient = pytest.mark.parametrize("spoil", BAD_GRADIENTS, ids=lambda 
 @every_bad_gradient
 @pytest.mark.parametrize("victim", ["again.weight", "norm.bias"])
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
-def test_bad_gradient_raises_names_the_parameter_and_changes_nothing(
+def test_bad_gradient_names_the_parameter_and_changes_nothing(
     case: Case, spoil: Callable[[nn.Parameter], None], victim: str, warm: bool
 ) -> None:
     model, clean = make_model(), make_model()
@@ -119,7 +119,7 @@ def _all_finite(*tensors: Tensor) -> bool:
 
 @every_case
 @pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "offset"])
-def test_gradient_of_any_strides_gives_the_step_of_its_contiguous_copy(case: Case, layout: str) -> None:
+def test_gradient_of_any_strides_steps_as_its_contiguous_copy(case: Case, layout: str) -> None:
     model, same = make_model(torch.float64), make_model(torch.float64)
     optimizer, reference = case.build(model), case.build(same)
     for seed in range(3):
@@ -173,7 +173,7 @@ PAIRS = [
 @every_case
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.10 and newer allow it")
 @pytest.mark.parametrize(("dtype", "grad_dtype"), PAIRS, ids=str)
-def test_gradient_of_another_dtype_gives_the_step_of_one_that_was_cast(
+def test_gradient_of_another_dtype_steps_as_its_cast_copy(
     case: Case, dtype: torch.dtype, grad_dtype: torch.dtype
 ) -> None:
     model, same = make_model(dtype), make_model(dtype)

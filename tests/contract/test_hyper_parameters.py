@@ -40,9 +40,7 @@ def test_every_row_has_live_values() -> None:
 
 
 @every_live_value
-def test_hyper_parameter_written_to_the_group_acts_at_the_next_step(
-    case: Case, key: str, value: object
-) -> None:
+def test_written_hyper_parameter_acts_at_the_next_step(case: Case, key: str, value: object) -> None:
     model, same, fresh = (make_model(torch.float64) for _ in range(3))
     optimizer, unchanged = case.build(model), case.build(same)
     run_steps(optimizer, model, range(2))

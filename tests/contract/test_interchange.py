@@ -99,7 +99,7 @@ def foreign_group(algorithm: str, params: list[int], hyper: dict[str, Any], step
     return {**hyper, "algorithm": algorithm, "step": step, "params": params}
 
 
-def test_dion_checkpoint_of_the_reference_layout_loads_and_goes_on() -> None:
+def test_dion_checkpoint_of_reference_layout_loads_and_goes_on() -> None:
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> Tensor:
@@ -158,7 +158,7 @@ def test_dion_checkpoint_of_the_reference_layout_loads_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("counter", ["missing", "bfloat16", "present"])
-def test_muon_checkpoint_of_the_reference_layout_loads_and_goes_on(counter: str) -> None:
+def test_muon_checkpoint_of_reference_layout_loads_and_goes_on(counter: str) -> None:
     weight, bias = nn.Parameter(torch.randn(8, 6, dtype=torch.float64)), nn.Parameter(torch.randn(8).double())
     m, v = torch.randn(8).double(), torch.randn(8).double().square()
     hyper = {

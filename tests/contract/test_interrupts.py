@@ -86,7 +86,7 @@ def test_interrupt_within_a_step_comes_when_it_is_done(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_handlers_of_other_signals_wait_too_and_run_once_for_each(number: int) -> None:
+def test_handlers_of_other_signals_wait_and_run_once_for_each(number: int) -> None:
     optimizer, params = make("Muon")
     before, ran = params[0].clone(), []
 
@@ -106,7 +106,7 @@ def test_handlers_of_other_signals_wait_too_and_run_once_for_each(number: int) -
     optimizer.state_dict()
 
 
-def test_interrupt_before_the_first_instruction_leaves_everything_as_it_was() -> None:
+def test_interrupt_before_the_first_instruction_changes_nothing() -> None:
     optimizer, params = make("AdamW")
     before = params[0].clone()
 
@@ -215,7 +215,7 @@ assert not (param == 1).any()
 """
 
 
-def test_signals_while_importing_run_all_handlers_and_the_next_import_works() -> None:
+def test_signals_while_importing_run_handlers_and_allow_a_retry() -> None:
     fresh = forks.Forks("torch")
     for delay in ("0.002", "0.03", "0.08", "0.15"):
         [ended] = fresh.run(IMPORTS, delay)

@@ -59,7 +59,7 @@ def test_came_without_lr_raises_at_construction(make: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [case.algorithm for case in CASES if case.algorithm != "adafactor"])
-def test_group_of_another_algorithm_in_adafactor_needs_an_lr_of_its_own(algorithm: str) -> None:
+def test_foreign_group_in_adafactor_needs_an_lr_of_its_own(algorithm: str) -> None:
     with pytest.raises(ValueError, match=r"lr must be a finite number >= 0, got None \(group 0\)"):
         oxidion.Adafactor([{"params": [matrix()], "algorithm": algorithm}])
     group = oxidion.Adafactor([{"params": [matrix()], "algorithm": algorithm, "lr": 0.5}]).param_groups[0]
@@ -68,9 +68,7 @@ def test_group_of_another_algorithm_in_adafactor_needs_an_lr_of_its_own(algorith
 
 @every_case
 @pytest.mark.parametrize("foreign", CASES, ids=str)
-def test_group_gets_its_algorithms_default_where_the_classs_is_of_another_kind(
-    case: Case, foreign: Case
-) -> None:
+def test_group_of_another_kind_gets_its_own_algorithms_default(case: Case, foreign: Case) -> None:
     keys = {"lr": 0.5} if case.algorithm == "adafactor" != foreign.algorithm else {}
     group = case.new([{"params": [matrix()], "algorithm": foreign.algorithm, **keys}]).param_groups[0]
     schema = foreign.cls._SCHEMA

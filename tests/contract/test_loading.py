@@ -160,7 +160,7 @@ def test_counter_that_is_no_count_is_refused(case: Case) -> None:
 
 
 @every_case
-def test_state_of_another_shape_dtype_or_kind_is_refused_by_its_key(case: Case) -> None:
+def test_state_of_another_shape_dtype_or_kind_is_refused_by_key(case: Case) -> None:
     _, optimizer, saved = stepped(case)
     entries = [e for e in state_entries(optimizer, saved) if not e[1].startswith("step")]
     assert entries
@@ -213,7 +213,7 @@ def with_codes(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
 
 
 @every_case
-def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -> None:
+def test_quantized_values_or_scales_alone_are_refused(case: Case) -> None:
     optimizer, saved, quantized = with_codes(case)
     at, scales, value, name = quantized[0]
     key = scales.removesuffix("_absmax")
@@ -488,7 +488,7 @@ def test_gradient_and_arguments_on_meta_are_named() -> None:
 
 
 @every_case
-def test_init_state_makes_every_state_at_construction_and_for_later_groups(case: Case) -> None:
+def test_init_state_makes_states_at_once_and_for_later_groups(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, plain = case.build(model, init_state=True), case.build(same)
     first = {

@@ -56,7 +56,7 @@ def test_counters_of_0_beside_moments_are_those_of_their_group(
 
 
 @every_case
-def test_counters_of_parameters_without_gradients_stay_as_they_are(
+def test_counters_of_parameters_without_gradients_do_not_change(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One never had a gradient; another one had one in the last step alone."""

@@ -68,7 +68,7 @@ def start(keys: dict[str, Any]) -> Named:
 
 
 @every_case
-def test_one_optimizer_for_each_named_parameter_equals_one_for_all(
+def test_one_optimizer_per_named_parameter_equals_one_for_all(
     cls: Any, keys: dict[str, Any], random: set[str]
 ) -> None:
     together, alone, unnamed = (start(keys) for _ in range(3))
@@ -114,7 +114,7 @@ WRAPPED = ("module.{}", "_orig_mod.{}", "module._orig_mod.{}", "_fsdp_wrapped_mo
 
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
-def test_names_that_wrappers_give_have_the_streams_of_the_bare_ones(wrapped: str) -> None:
+def test_names_given_by_wrappers_have_the_streams_of_bare_ones(wrapped: str) -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     bare, other = (oxidion.Muon([(name, weight)]) for name in ("0.weight", wrapped.format("0.weight")))
     assert bare.plan().streams == other.plan().streams
@@ -149,7 +149,7 @@ def test_resumed_run_with_names_goes_on_as_the_unbroken_one(
 
 
 @every_case
-def test_checkpoint_without_names_goes_on_by_position_in_an_optimizer_with_names(
+def test_checkpoint_without_names_goes_on_by_position_if_named(
     cls: Any, keys: dict[str, Any], random: set[str]
 ) -> None:
     params = start(keys)

@@ -53,7 +53,7 @@ def test_every_class_is_tried() -> None:
 
 
 @pytest.mark.parametrize("algorithm", CLASSES)
-def test_checkpoint_of_another_algorithm_is_refused_by_every_class(algorithm: str) -> None:
+def test_every_class_refuses_a_checkpoint_of_another_algorithm(algorithm: str) -> None:
     optimizer = stepped(*own(algorithm))
     before = copy.deepcopy(snapshot(optimizer))
     for other in CLASSES.keys() - {algorithm}:
@@ -70,9 +70,7 @@ def test_checkpoint_of_another_algorithm_is_refused_by_every_class(algorithm: st
 
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize("algorithm", ["muon", "normuon", "dion", "dion2", "nordion2"])
-def test_states_of_a_torch_optimizer_are_refused_where_another_one_would_start_anew(
-    algorithm: str, name: str
-) -> None:
+def test_torch_states_are_refused_where_training_would_restart(algorithm: str, name: str) -> None:
     saved = stepped(*TORCH[name]).state_dict()
     optimizer = stepped(*own(algorithm))
     before = copy.deepcopy(snapshot(optimizer))

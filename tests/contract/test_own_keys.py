@@ -59,7 +59,7 @@ def test_own_keys_stay_and_change_no_step(name: str) -> None:
         with_keys.add_param_group({"params": [weight()], "gamma": 2.0})
 
 
-def test_own_keys_come_from_the_checkpoint_and_stay_where_it_has_none() -> None:
+def test_own_keys_come_from_the_checkpoint_or_are_kept() -> None:
     saved = made("Muon", lr_mult=2.0).state_dict()
     other = made("Muon", lr_mult=3.0, rho=0.5)
     other.load_state_dict(saved)
@@ -109,7 +109,7 @@ def test_own_keys_are_names_that_nothing_reads(given: Any, error: type[Exception
         oxidion.param_groups(nn.Sequential(nn.Linear(4, 4)), "muon", extra_keys=given, summary=False)
 
 
-def test_names_may_come_from_a_generator_and_values_are_left_as_they_are() -> None:
+def test_names_may_come_from_a_generator_and_values_are_kept() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     names = (key for key in ("kind",))
     optimizer: Any = oxidion.Muon(

@@ -13,7 +13,7 @@ from .table import CASES, MATRIX_ALGORITHMS, Case, every_case, make_model, run_s
 
 
 @every_case
-def test_group_added_after_steps_is_optimized_and_disturbs_no_other(case: Case) -> None:
+def test_group_added_after_steps_trains_and_disturbs_no_other(case: Case) -> None:
     model, alone = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(alone)
     run_steps(optimizer, model, range(2))
@@ -74,7 +74,7 @@ def test_storage_swapped_through_data_is_followed(case: Case) -> None:
 
 
 @every_case
-def test_placeholder_swap_before_the_first_step_as_accelerate_does_for_fsdp2(case: Case) -> None:
+def test_accelerate_placeholder_swap_before_any_step_is_followed(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     originals = {id(param): param for param in model.parameters()}
@@ -96,7 +96,7 @@ def test_placeholder_swap_before_the_first_step_as_accelerate_does_for_fsdp2(cas
 
 
 @every_case
-def test_parameter_object_swapped_after_steps_starts_with_fresh_state(case: Case) -> None:
+def test_parameter_swapped_after_steps_starts_with_fresh_state(case: Case) -> None:
     model, same = make_model(), make_model()
     optimizer, reference = case.build(model), case.build(same)
     run_steps(optimizer, model, range(2))
@@ -144,7 +144,7 @@ def test_state_tensor_replaced_by_the_user_is_used(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("shape", [(6, 4), (4,)], ids=["matrix", "vector"])
-def test_weight_saved_for_backward_and_stepped_raises_in_backward(case: Case, shape: tuple[int, ...]) -> None:
+def test_stepped_weight_saved_for_backward_raises_in_backward(case: Case, shape: tuple[int, ...]) -> None:
     weight = nn.Parameter(torch.randn(shape))
     optimizer = case.on(weight)
     x = torch.randn(shape, requires_grad=True)
@@ -156,7 +156,7 @@ def test_weight_saved_for_backward_and_stepped_raises_in_backward(case: Case, sh
 
 
 @every_case
-def test_weight_saved_for_backward_without_gradient_may_go_backward(case: Case) -> None:
+def test_unstepped_weight_saved_for_backward_may_go_backward(case: Case) -> None:
     stepped, skipped = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6, 4))
     optimizer = case.on(stepped, skipped)
     x = torch.randn(6, 4, requires_grad=True)
@@ -168,7 +168,7 @@ def test_weight_saved_for_backward_without_gradient_may_go_backward(case: Case) 
 
 
 @every_case
-def test_non_contiguous_parameters_step_as_their_contiguous_copies(case: Case) -> None:
+def test_non_contiguous_parameters_step_as_contiguous_copies(case: Case) -> None:
     values = [torch.randn(8, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)]
     strided = [
         nn.Parameter(torch.stack([values[0], values[0]], dim=-1)[..., 0]),

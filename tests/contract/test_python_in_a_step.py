@@ -54,7 +54,7 @@ def made(count: int = 2, **settings: Any) -> tuple[Any, list[Tensor]]:
 
 
 @pytest.mark.parametrize("size", [16, 300])
-def test_weight_that_a_function_replaces_is_named_and_not_written(size: int) -> None:
+def test_weight_replaced_by_a_function_is_named_and_not_written(size: int) -> None:
     param = nn.Parameter(torch.ones(size, size))
     param.grad = torch.randn(size, size)
     kept: list[Tensor] = []
@@ -98,7 +98,7 @@ def test_memory_that_goes_between_two_instructions_is_noticed(which: str) -> Non
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon"])
 @pytest.mark.parametrize("is_strided", [False, True])
-def test_weight_that_is_replaced_after_the_last_instruction_is_noticed(name: str, is_strided: bool) -> None:
+def test_weight_replaced_after_the_last_instruction_is_noticed(name: str, is_strided: bool) -> None:
     value = torch.ones(16, 16).t() if is_strided else torch.ones(16, 16)
     param = nn.Parameter(torch.ones(16, 32)[:, :16] if is_strided else value)
     param.grad = torch.randn(16, 16)
@@ -121,9 +121,7 @@ def test_weight_that_is_replaced_after_the_last_instruction_is_noticed(name: str
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "SOAP", "Dion", "Lamb"])
 @pytest.mark.parametrize("shape", [(40, 30), (32, 16), (4, 4), (8, 32)])
-def test_weight_that_another_one_replaces_while_it_is_asked_is_noticed(
-    name: str, shape: tuple[int, int]
-) -> None:
+def test_weight_replaced_while_another_one_is_asked_is_noticed(name: str, shape: tuple[int, int]) -> None:
     params = [Asking(torch.ones(16, 32)) for _ in range(2)]
     for param in params:
         param.grad = torch.randn(16, 32)
@@ -142,7 +140,7 @@ def test_weight_that_another_one_replaces_while_it_is_asked_is_noticed(
 
 
 @pytest.mark.parametrize("group", [{}, {"average": "ema"}])
-def test_counter_that_goes_while_a_weight_without_gradient_is_asked(group: dict[str, str]) -> None:
+def test_counter_freed_while_a_weight_is_asked_is_noticed(group: dict[str, str]) -> None:
     first, second = nn.Parameter(torch.ones(16, 16)), Asking(torch.ones(16, 16))
     first.grad = torch.randn(16, 16)
     optimizer = (
@@ -184,7 +182,7 @@ def test_state_without_memory_is_refused_by_load_state_dict() -> None:
     assert all(torch.equal(before[key], value) for key, value in optimizer.state[params[0]].items())
 
 
-def test_arrays_whose_strides_are_no_multiples_are_read_as_numpy_reads_them() -> None:
+def test_arrays_with_unaligned_strides_are_read_as_numpy_does() -> None:
     packed = np.zeros((4, 6), dtype=np.dtype([("a", "u1"), ("b", "<f4")]))
     packed["b"] = np.random.default_rng(0).normal(size=(4, 6))
     x = packed["b"]
@@ -251,7 +249,7 @@ def test_result_of_a_function_without_memory_is_refused() -> None:
         optimizer.step()
 
 
-def test_rate_that_replaces_a_weight_as_it_is_read_steps_the_new_one() -> None:
+def test_rate_that_replaces_a_weight_when_read_steps_the_new_one() -> None:
     class Rate:
         def __float__(self) -> float:
             params[0].data = torch.full((16, 16), 5.0)
@@ -395,7 +393,7 @@ def test_function_refuses_what_has_no_memory(name: str, number: int) -> None:
         FUNCTIONS[name](x)
 
 
-def test_handlers_of_all_signals_of_a_step_run_also_after_one_has_raised() -> None:
+def test_handlers_of_all_signals_run_even_after_one_has_raised() -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT, signal.SIGXCPU)
     before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGINT)}
     got: list[int] = []

@@ -48,7 +48,7 @@ every_scheduler = pytest.mark.parametrize("make_scheduler", SCHEDULERS.values(),
 
 @every_case
 @every_scheduler
-def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
+def test_scheduled_run_equals_one_with_manually_written_values(
     case: Case, make_scheduler: Callable[[Optimizer], Any]
 ) -> None:
     model, same = make_model(), make_model()
@@ -77,7 +77,7 @@ def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.has_betas], ids=str)
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
-def test_cyclers_with_default_arguments_cycle_the_first_beta_and_it_acts(case: Case, name: str) -> None:
+def test_default_cyclers_change_the_first_beta_and_it_acts(case: Case, name: str) -> None:
     model, same = make_model(torch.float64), make_model(torch.float64)
     optimizer, constant = case.build(model), case.build(same)
     scheduler = SCHEDULERS[name](optimizer)
@@ -139,7 +139,7 @@ def test_cyclers_cycle_the_momentum_factor_as_that_of_torch_muon(
 
 
 @every_matrix_case
-def test_first_beta_is_the_momentum_factor_only_where_it_changed_and_the_factor_did_not(case: Case) -> None:
+def test_first_beta_is_the_momentum_factor_where_only_it_changed(case: Case) -> None:
     factor = MOMENTUM_FACTORS[case.algorithm]
     model = make_model()
     optimizer = case.build(model, **{factor: 0.75})
@@ -169,7 +169,7 @@ def shown(optimizer: Optimizer, group: dict[str, Any]) -> float:
 
 @every_matrix_case
 @pytest.mark.parametrize("make", [None, *CYCLERS.values()], ids=["constant", *CYCLERS])
-def test_momentum_that_lightning_shows_is_the_factor_of_the_next_step(
+def test_momentum_shown_by_lightning_is_that_of_the_next_step(
     case: Case, make: Callable[[Optimizer], Any] | None
 ) -> None:
     factor = MOMENTUM_FACTORS[case.algorithm]
@@ -190,7 +190,7 @@ def test_momentum_that_lightning_shows_is_the_factor_of_the_next_step(
 
 
 @every_matrix_case
-def test_factor_that_is_written_is_shown_and_kept_by_a_checkpoint(case: Case) -> None:
+def test_factor_once_written_is_shown_and_kept_by_a_checkpoint(case: Case) -> None:
     factor = MOMENTUM_FACTORS[case.algorithm]
     model = make_model()
     optimizer = case.build(model)
@@ -207,7 +207,7 @@ def test_factor_that_is_written_is_shown_and_kept_by_a_checkpoint(case: Case) ->
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def test_first_beta_stays_adamws_where_vectors_of_the_group_go_to_it() -> None:
+def test_first_beta_stays_adamws_where_group_vectors_go_to_it() -> None:
     weights = [torch.nn.Parameter(torch.eye(3)), torch.nn.Parameter(torch.ones(3))]
     for strict, given, wanted in (
         (False, weights, 0.9),
@@ -300,7 +300,7 @@ def test_reduce_on_plateau_lowers_the_lr_that_the_step_uses(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("name", ["StepLR", "OneCycleLR", "LambdaLR"])
-def test_tensor_lr_is_written_in_place_by_the_scheduler_and_followed(case: Case, name: str) -> None:
+def test_tensor_lr_written_in_place_by_the_scheduler_is_followed(case: Case, name: str) -> None:
     model, same = make_model(torch.float64), make_model(torch.float64)
     optimizer = case.build(model, lr=torch.tensor(0.25, dtype=torch.float64))
     reference = case.build(same, lr=0.25)

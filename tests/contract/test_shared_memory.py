@@ -16,7 +16,7 @@ def with_gradient(x: torch.Tensor, grad: torch.Tensor | None = None) -> Paramete
     return param
 
 
-def test_parameters_that_share_memory_are_refused_with_both_names() -> None:
+def test_parameters_sharing_memory_are_refused_with_both_names() -> None:
     room = torch.zeros(64)
     params = [with_gradient(room[:40]), with_gradient(room[32:])]
     with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1.*\.clone\(\)") as said:
@@ -85,7 +85,7 @@ def test_gradient_that_moves_into_a_state_is_read_as_it_was() -> None:
     torch.testing.assert_close(averages(params, optimizer)[1], torch.full((8,), 0.9 * 0.2 + 0.1 * 0.1))
 
 
-def test_parameters_that_come_to_share_memory_are_refused_and_stay() -> None:
+def test_weights_that_come_to_share_memory_are_refused_unchanged() -> None:
     params = [with_gradient(torch.ones(8)), with_gradient(torch.zeros(8))]
     optimizer = oxidion.Lion(params, lr=1.0)
     optimizer.step()
@@ -148,7 +148,7 @@ def test_tied_views_are_refused_with_both_names(name: str, late: bool) -> None:
 @pytest.mark.parametrize(
     "before", [lambda room: room[:16].view(4, 4), lambda room: room.view(8, 8)[:4, :2].t()]
 )
-def test_view_that_grows_into_another_one_from_the_same_start_is_refused(before: Any) -> None:
+def test_view_that_grows_into_another_from_its_start_is_refused(before: Any) -> None:
     room = torch.zeros(64)
     other = room[18:22].view(2, 2)
     params = [with_gradient(view, torch.ones_like(view)) for view in (before(room), other)]
@@ -171,7 +171,7 @@ def test_views_without_an_element_in_common_are_stepped(name: str) -> None:
     assert int(room.sum()) == -2 * sum(view.numel() for view in views)
 
 
-def test_weight_of_a_matrix_class_tied_to_its_transposed_is_refused() -> None:
+def test_matrix_weight_tied_to_its_transposed_is_refused() -> None:
     encoder, decoder = torch.nn.Linear(16, 4, bias=False), torch.nn.Linear(4, 16, bias=False)
     decoder.weight.data = encoder.weight.data.t()
     for layer in (encoder, decoder):

@@ -18,7 +18,7 @@ from .table import STEP_KEYS, Case, every_case, make_model, run_steps, set_grads
 
 
 @every_case
-def test_group_step_counts_calls_and_state_counters_count_updates(case: Case) -> None:
+def test_group_step_counts_calls_and_state_counters_updates(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(3))

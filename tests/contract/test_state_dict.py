@@ -90,9 +90,7 @@ def test_load_into_a_used_optimizer_discards_its_past(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_float32_state_of_low_precision_parameters_survives_bit_by_bit(
-    case: Case, dtype: torch.dtype
-) -> None:
+def test_float32_state_of_narrow_parameters_survives_bit_by_bit(case: Case, dtype: torch.dtype) -> None:
     model, other = make_model(dtype), make_model(dtype)
     optimizer, resumed = case.build(model, **case.float32_state), case.build(other, **case.float32_state)
     run_steps(optimizer, model, range(2))
@@ -248,7 +246,7 @@ def test_group_keys_unknown_to_the_class_are_kept(case: Case) -> None:
 
 
 @every_case
-def test_other_number_of_groups_or_parameters_raises_and_changes_nothing(case: Case) -> None:
+def test_wrong_group_or_parameter_count_raises_without_changes(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(1))

@@ -14,7 +14,7 @@ from .table import Case, every_case, make_model, run_steps, set_grads
 
 
 @every_case
-def test_closure_is_evaluated_once_with_gradients_and_its_loss_returned(case: Case) -> None:
+def test_closure_runs_once_with_gradients_and_returns_its_loss(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     x = torch.randn(5, 6)
@@ -49,7 +49,7 @@ def test_step_without_closure_returns_none(case: Case) -> None:
 
 
 @every_case
-def test_closure_that_raises_changes_nothing_and_the_optimizer_stays_usable(case: Case) -> None:
+def test_closure_that_raises_leaves_a_usable_unchanged_optimizer(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(2))
@@ -128,7 +128,7 @@ def test_pre_hook_may_replace_the_arguments(case: Case) -> None:
 
 
 @every_case
-def test_profiler_records_the_step_and_zero_grad_under_the_class_name(case: Case) -> None:
+def test_profiler_records_step_and_zero_grad_by_the_class_name(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     set_grads(model, 0)
@@ -186,7 +186,7 @@ def test_step_without_any_gradient_leaves_parameters_and_state(case: Case) -> No
 
 
 @every_case
-def test_parameter_without_gradient_is_skipped_and_the_others_are_not_affected(case: Case) -> None:
+def test_parameter_without_gradient_is_skipped_without_effects(case: Case) -> None:
     model, whole = make_model(), make_model()
     optimizer = case.build(model, weight_decay=0.5)
     reference = case.build(whole, weight_decay=0.5)

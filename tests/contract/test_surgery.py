@@ -58,7 +58,7 @@ APART = [((4, 5), (1, 4)), ((3, 2), (2, 3)), ((2, 3, 4), (1, 2, 6)), ((5, 1), (1
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "Adafactor"])
 @pytest.mark.parametrize(("shape", "strides"), OVERLAPPING, ids=str)
-def test_parameter_that_overlaps_itself_is_refused_when_it_is_bound(
+def test_parameter_that_overlaps_itself_is_refused_when_bound(
     name: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     memory = torch.ones(100)
@@ -120,7 +120,7 @@ def test_scalar_parameter_takes_a_state_of_another_dtype() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, None, torch.ones(2)], ids=str)
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "Dion"])
-def test_live_scalar_out_of_range_is_refused_and_nothing_is_written(name: str, value: object) -> None:
+def test_live_scalar_out_of_range_is_refused_without_writes(name: str, value: object) -> None:
     param = parameter(4, 3)
     optimizer = getattr(oxidion, name)([param])
     optimizer.step()
@@ -135,14 +135,14 @@ def test_live_scalar_out_of_range_is_refused_and_nothing_is_written(name: str, v
     assert not torch.equal(param, before)
 
 
-def test_group_without_a_scalar_that_its_algorithm_needs_is_refused() -> None:
+def test_group_without_a_scalar_its_algorithm_needs_is_refused() -> None:
     optimizer = oxidion.AdamW([parameter(4, 3)])
     optimizer.param_groups[0]["algorithm"] = "muon"
     with pytest.raises(ValueError, match="no 'mu'"):
         optimizer.step()
 
 
-def test_algorithm_changed_to_adamw_begins_with_moments_of_its_own() -> None:
+def test_algorithm_changed_to_adamw_begins_with_its_own_moments() -> None:
     param = parameter(8, 8)
     optimizer = oxidion.Dion([param], lr=0.01, weight_decay=0.0)
     for _ in range(20):
@@ -155,7 +155,7 @@ def test_algorithm_changed_to_adamw_begins_with_moments_of_its_own() -> None:
     assert optimizer.state[param]["step"].item() == 1
 
 
-def test_infinite_gradient_shows_in_the_state_of_lion_and_moves_as_its_sign() -> None:
+def test_infinite_gradient_shows_in_lion_state_and_moves_by_sign() -> None:
     param = parameter(3)
     assert param.grad is not None
     param.grad[1] = float("inf")
@@ -180,7 +180,7 @@ def test_version_counters_of_states_advance(name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.10 and newer allow it")
-def test_gradient_of_another_dtype_is_taken_where_the_user_allows_it() -> None:
+def test_gradient_of_another_dtype_is_taken_where_users_allow_it() -> None:
     param = parameter(6, 4)
     exact = param.grad
     assert exact is not None
@@ -206,9 +206,7 @@ def test_verify_knows_every_learning_rate_rule(adjust_lr: str | None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
-def test_verify_of_half_precision_does_not_count_the_rounding_of_the_parameter(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_verify_in_half_precision_ignores_parameter_rounding(name: str, dtype: torch.dtype) -> None:
     param = nn.Parameter(parameter(64, 32).detach().to(dtype))
     param.grad = torch.randn(64, 32).to(dtype)
     assert getattr(oxidion, name)([param]).verify()[0]["update_error"] < 0.05

@@ -23,9 +23,7 @@ def test_every_row_has_bad_values() -> None:
 
 
 @every_bad_value
-def test_bad_hyper_parameter_raises_in_constructor_group_and_added_group(
-    case: Case, key: str, value: object
-) -> None:
+def test_bad_hyper_parameter_raises_in_constructor_and_any_group(case: Case, key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{key}\b.* must be .*got"):
         case.new([matrix()], **{key: value})
     with pytest.raises(ValueError, match=rf"{key}\b.* must be .*got.*group 1"):
@@ -139,9 +137,7 @@ def test_vector_in_a_matrix_group_raises_and_names_it(case: Case) -> None:
 
 @every_matrix_case
 @pytest.mark.parametrize("shape", [(5,), ()], ids=str)
-def test_vector_in_a_matrix_group_without_strict_is_optimized_by_adamw(
-    case: Case, shape: tuple[int, ...]
-) -> None:
+def test_vector_in_a_matrix_group_without_strict_takes_adamw(case: Case, shape: tuple[int, ...]) -> None:
     # float64: the only difference to torch's AdamW is the order of the operations.
     vector = nn.Parameter(torch.randn(shape, dtype=torch.float64))
     square = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
@@ -162,7 +158,7 @@ def test_vector_in_a_matrix_group_without_strict_is_optimized_by_adamw(
 
 @every_case
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64], ids=str)
-def test_integer_and_complex_parameters_raise_and_name_the_parameter(case: Case, dtype: torch.dtype) -> None:
+def test_integer_and_complex_parameters_raise_with_their_names(case: Case, dtype: torch.dtype) -> None:
     wrong = torch.zeros(4, 3, dtype=dtype)
     with pytest.raises((TypeError, ValueError), match="codes"):
         case.new([("weight", matrix()), ("codes", wrong)])

@@ -100,7 +100,7 @@ def snapshot(optimizer: Any, param: nn.Parameter) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("at", range(len(PAIRS)))
-def test_written_settings_that_do_not_go_together_are_refused_and_nothing_is_written(at: int) -> None:
+def test_written_settings_that_do_not_go_together_are_refused(at: int) -> None:
     build, written, said = PAIRS[at]
     param = weight()
     optimizer = build(param)
@@ -132,7 +132,7 @@ def test_decay_that_is_filled_in_place_is_refused() -> None:
         go(optimizer, param)
 
 
-def test_rate_that_is_filled_in_place_is_refused_with_too_large_a_decay() -> None:
+def test_rate_filled_in_place_is_refused_with_too_large_a_decay() -> None:
     param = weight()
     rate = torch.tensor(0.1)
     optimizer: Any = oxidion.AdamW([param], lr=rate, weight_decay=1e20)
@@ -179,7 +179,7 @@ def test_numbers_of_numpy_and_keys_of_users_are_taken() -> None:
     assert not torch.equal(before, param)
 
 
-def test_a_rule_written_in_the_backward_pass_is_refused_before_any_unit_is_stepped() -> None:
+def test_rule_written_in_backward_is_refused_before_units_step() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 

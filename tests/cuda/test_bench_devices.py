@@ -83,7 +83,7 @@ def test_peers_race_eagerly_compiled_by_triton_and_as_graphs(
     assert without == {label for label, entry in made.items() if not entry.compiled} < set(made)
 
 
-def test_our_graphs_race_on_devices_only_and_our_default_comes_first() -> None:
+def test_our_graphs_race_on_devices_only_and_our_default_leads() -> None:
     import oxidion
     from contenders import GRAPHS, contenders
     from workloads import lists
@@ -227,7 +227,7 @@ def test_trial_on_the_cpu_judges_what_it_times(tmp_path: Path) -> None:
 
 
 @needs_nvrtc
-def test_symmetric_products_of_the_benchmark_are_launched_as_the_core_does(
+def test_benchmark_launches_symmetric_products_as_the_core_does(
     environment: dict[str, str],
 ) -> None:
     run(

@@ -136,9 +136,7 @@ def test_symmetric_mma_is_unrolled_over_one_stage(architecture: str, element: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES["symmetric_mma.cu"])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_parts_of_symmetric_mma_are_multiplied_once_and_added_16_bytes_at_a_time(
-    architecture: str, element: str
-) -> None:
+def test_symmetric_mma_parts_multiply_once_and_add_16_bytes_each(architecture: str, element: str) -> None:
     part = only("symmetric_mma.cu", architecture, f"symmetric_mma_part_{element}")
     total = only("symmetric_mma.cu", architecture, f"symmetric_mma_total_{element}")
     assert (part.count("HMMA"), total.count("HMMA")) == (32, 0)

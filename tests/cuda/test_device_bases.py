@@ -98,7 +98,7 @@ def polar_factor(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (128, 64), (50, 50)])
-def test_polar_factor_of_a_matrix_of_low_rank_is_a_partial_isometry(shape: tuple[int, int]) -> None:
+def test_polar_factor_of_a_low_rank_matrix_is_a_partial_isometry(shape: tuple[int, int]) -> None:
     rows, cols = shape
     corner = torch.zeros(shape)
     corner[:, :10] = gaussian((rows, 10), 1)

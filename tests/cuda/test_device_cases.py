@@ -93,9 +93,7 @@ def test_updates_equal_those_on_the_cpu(on_cpu: Outcomes, algorithm: str, dtype:
 
 
 @every_algorithm
-def test_bfloat16_parameters_are_those_of_the_cpu_but_for_few_roundings(
-    on_cpu: Outcomes, algorithm: str
-) -> None:
+def test_bfloat16_parameters_match_the_cpu_but_for_few_roundings(on_cpu: Outcomes, algorithm: str) -> None:
     """Float32 arithmetic differs in its last bits: what lies next to the middle of two goes either way."""
     # Dion also rounds Q, from which everything else follows in the next step.
     most_ulps, most_differ = (4.0, 0.1) if algorithm == "dion" else (2.0, 0.01)
@@ -214,7 +212,7 @@ def test_step_waits_for_nothing(algorithm: str, rate_there: bool) -> None:
 
 
 @every_algorithm
-def test_replays_are_steps_with_settings_and_gradients_of_their_own(
+def test_replays_are_steps_with_their_own_settings_and_gradients(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if EMULATED:

@@ -114,7 +114,7 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path)
 
 
-def test_every_part_runs_and_the_second_run_has_nothing_to_repeat(trial: Trial) -> None:
+def test_every_part_runs_and_the_second_run_repeats_none(trial: Trial) -> None:
     report = trial.run()
     assert statuses(report) == dict.fromkeys(NAMES, "PASS")
     assert report["ended"] == "all parts have run or were left out"
@@ -167,7 +167,7 @@ def test_nothing_runs_on_a_device_that_is_lost(trial: Trial) -> None:
     assert by_name(report)["muon"]["reason"].startswith("the device does not answer any more")
 
 
-def test_a_source_that_fails_is_off_afterwards_and_its_parts_run_again_alone(trial: Trial) -> None:
+def test_failed_source_is_off_and_its_parts_run_again_alone(trial: Trial) -> None:
     report = trial.run(**{"b.cu two": "wrong"})
     found = by_name(report)
     assert (found["b.cu two"]["status"], found["kernels"]["status"]) == ("FAIL", "FAIL")
@@ -202,7 +202,7 @@ def test_what_a_short_run_leaves_out_the_second_one_takes(trial: Trial) -> None:
     assert set(second) - {"install"} == set(left)
 
 
-def test_a_part_of_a_check_that_had_no_time_runs_in_the_second_run(trial: Trial) -> None:
+def test_check_part_without_time_runs_in_the_second_run(trial: Trial) -> None:
     first = by_name(trial.run(**{"c.cu three": "has no time"}))
     assert (first["c.cu three"]["status"], first["kernels"]["status"]) == ("LEFT_OUT", "PASS")
     before = trial.done().count("b.cu two")

@@ -60,7 +60,7 @@ def test_no_matrix_of_the_safety_study_explodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 90), (90, 40), (150, 240)], ids=str)
-def test_float16_takes_gradients_of_any_size_and_is_nearer_than_bfloat16(shape: tuple[int, int]) -> None:
+def test_float16_takes_any_gradient_and_is_nearer_than_bfloat16(shape: tuple[int, int]) -> None:
     code = f"""
 grad = torch.randn({shape}, generator=generator)
 for name in ("Muon", "NorMuon", "Dion2"):

@@ -44,9 +44,7 @@ def test_steps_and_replays_need_nothing_that_the_driver_lacks(made: Made, versio
 
 
 @pytest.mark.parametrize(("version", "said"), [(12000, "12.0"), (11080, "11.8"), (11020, "11.2")])
-def test_driver_that_takes_too_few_parameters_has_every_source_off(
-    made: Made, version: int, said: str
-) -> None:
+def test_driver_with_too_few_parameters_has_every_source_off(made: Made, version: int, said: str) -> None:
     run(
         made(version),
         f"""

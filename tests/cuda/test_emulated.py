@@ -98,7 +98,7 @@ def test_lane_that_is_left_behind_a_skipped_stage_is_found(tmp_path: Path) -> No
         run_wgmma(library, SKIPPED)
 
 
-def test_two_blocks_have_a_pair_of_every_triangle_and_leave_less_than_one_idle() -> None:
+def test_pairs_cover_every_triangle_with_at_most_one_idle_tile() -> None:
     for down in range(1, 70):
         tiles, pairs = down * (down + 1) // 2, pairs_of_tiles(128 * down)
         assert 2 * pairs - tiles in (0, 1), down

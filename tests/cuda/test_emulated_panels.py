@@ -64,7 +64,7 @@ def test_second_pass_touches_ill_conditioned_panels_only(kernels: Kernels) -> No
     check_second_pass(kernels)
 
 
-def test_shift_factors_what_failed_and_repeated_passes_orthonormalize_it(kernels: Kernels) -> None:
+def test_shift_factors_what_failed_and_passes_orthonormalize_it(kernels: Kernels) -> None:
     check_shift(kernels)
 
 
@@ -76,5 +76,5 @@ def test_columns_that_are_left_out_become_zero(kernels: Kernels) -> None:
     check_left_out(kernels)
 
 
-def test_panel_that_is_not_finite_fails_and_leaves_its_neighbour_alone(kernels: Kernels) -> None:
+def test_non_finite_panel_fails_and_leaves_its_neighbour_alone(kernels: Kernels) -> None:
     check_not_finite(kernels)

@@ -78,7 +78,7 @@ def test_rectangles_arrive_and_nothing_else_is_written(
     check(copies, name, made(dtype))
 
 
-def test_full_table_of_rectangles_fits_into_the_parameters_of_a_kernel(copies: Emulated) -> None:
+def test_full_table_of_rectangles_fits_into_kernel_parameters(copies: Emulated) -> None:
     source, target = numbered(F32, 4 * MOST["many"]), torch.zeros(4 * MOST["many"], dtype=torch.int32)
     some = [Copy(source, target, 1, 4, 4 * i, 4 * (MOST["many"] - 1 - i)) for i in range(MOST["many"])]
     what, blocks = table(MOST["many"], some)

@@ -149,7 +149,7 @@ def test_a_broken_kernel_is_reported(environment: dict[str, str], tmp_path: Path
 
 
 @needs_nvrtc
-def test_a_source_that_does_not_load_fails_its_own_settings_alone(
+def test_source_that_does_not_load_fails_only_its_own_settings(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"

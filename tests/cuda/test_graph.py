@@ -76,7 +76,7 @@ MAKERS = [
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replays_are_steps_with_settings_and_gradients_of_their_own(
+def test_replays_are_steps_with_their_own_settings_and_gradients(
     environment: dict[str, str], make: str, dtype: str
 ) -> None:
     emulated(
@@ -312,6 +312,6 @@ def test_scratch_of_a_walk_is_kept_until_the_replay_is_launched(environment: dic
     emulated(environment, f"early = False\n{FILLED}")
 
 
-def test_scratch_that_is_given_back_early_is_written_by_the_replay(environment: dict[str, str]) -> None:
+def test_scratch_returned_early_is_written_by_the_replay(environment: dict[str, str]) -> None:
     with pytest.raises(AssertionError):
         emulated(environment, f"early = True\n{FILLED}")

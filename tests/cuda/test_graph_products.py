@@ -67,7 +67,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "shapes"), CASES)
-def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
+def test_replays_equal_steps_with_settings_of_their_own(
     environment: dict[str, str], name: str, arguments: str, shapes: str
 ) -> None:
     run(

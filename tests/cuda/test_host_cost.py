@@ -41,7 +41,7 @@ LEAST_RATIO = 5
 """About 20 on an idle machine."""
 
 
-def test_beginning_of_a_step_looks_at_tensors_of_a_device_by_the_fast_path() -> None:
+def test_step_begins_on_the_fast_path_for_tensors_of_a_device() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         env={**os.environ, "OXIDION_CUDA": "libtorch"},

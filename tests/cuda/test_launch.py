@@ -182,7 +182,7 @@ def test_captured_step_has_norms_and_steps_of_each_replay(
 
 
 @needs_nvrtc
-def test_capture_before_the_first_step_is_refused_and_costs_nothing(environment: dict[str, str]) -> None:
+def test_capture_before_the_first_step_is_refused_at_no_cost(environment: dict[str, str]) -> None:
     said = run(
         environment,
         """
@@ -243,7 +243,7 @@ def launched(shape, count, kinds):
 
 
 @needs_nvrtc
-def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fill(
+def test_matrices_of_a_shape_multiply_in_the_kernel_they_fill(
     environment: dict[str, str],
 ) -> None:
     """Tall ones too, whose short side is that of the products."""
@@ -280,7 +280,7 @@ def test_long_products_of_few_tiles_are_cut_along_the_depth(environment: dict[st
 
 @needs_nvrtc
 @pytest.mark.parametrize(("tier", "expected"), [("auto", "['6', '6']"), ("libtorch", "['8', '4']")])
-def test_buckets_have_as_many_matrices_as_fill_the_multiprocessors(
+def test_buckets_hold_enough_matrices_to_fill_multiprocessors(
     environment: dict[str, str], tier: str, expected: str
 ) -> None:
     """Three tiles each: eight take two turns of 20 multiprocessors, four one more; six take one, twice."""
@@ -297,7 +297,7 @@ def test_buckets_have_as_many_matrices_as_fill_the_multiprocessors(
 
 
 @needs_nvrtc
-def test_matrices_that_the_library_is_likely_to_multiply_faster_are_left_to_it(
+def test_matrices_that_the_library_multiplies_faster_go_to_it(
     environment: dict[str, str],
 ) -> None:
     """Those of rows that start anywhere. Few tiles cannot be had on four multiprocessors."""

@@ -23,7 +23,7 @@ def test_dion_takes_as_many_launches_for_six_matrices_as_for_one(environment: di
 
 
 @needs_nvrtc
-def test_dion_orthonormalizes_any_condition_and_keeps_q_of_empty_columns(environment: dict[str, str]) -> None:
+def test_dion_orthonormalizes_and_keeps_q_of_empty_columns(environment: dict[str, str]) -> None:
     run(
         environment,
         """
@@ -80,7 +80,7 @@ def test_orthonormal_right_factors_hold_there(environment: dict[str, str]) -> No
 
 
 @needs_nvrtc
-def test_few_matrices_with_many_columns_are_factored_by_several_blocks(environment: dict[str, str]) -> None:
+def test_few_wide_matrices_are_factored_by_several_blocks(environment: dict[str, str]) -> None:
     """Columns of eight tiles: a block for each and for those below, in the first two of five passes."""
     run(
         {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},

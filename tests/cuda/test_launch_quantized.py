@@ -114,7 +114,7 @@ BY_MATRICES: list[tuple[str, str, dict[str, bool]]] = [
 
 @needs_nvrtc
 @pytest.mark.parametrize(("name", "keys", "rounding"), BY_MATRICES)
-def test_passes_over_matrices_give_the_states_and_parameters_of_the_cpu(
+def test_passes_over_matrices_give_states_and_weights_of_the_cpu(
     environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: dict[str, bool]
 ) -> None:
     text = STEPS.replace("state_bits=8", "lr=1e-3, state_bits=8")
@@ -189,7 +189,7 @@ def test_step_takes_few_launches_and_loads_what_it_needs(environment: dict[str, 
 
 
 @needs_nvrtc
-def test_captured_step_on_weights_in_two_halves_is_repeated_by_its_replay(
+def test_replay_repeats_a_captured_step_on_weights_in_two_halves(
     environment: dict[str, str],
 ) -> None:
     run(

@@ -80,7 +80,7 @@ for step in range(2):
 
 
 @needs_nvrtc
-def test_averaged_gradients_are_repeated_by_the_replay_of_what_was_captured(
+def test_replay_repeats_the_captured_averaging_of_gradients(
     environment: dict[str, str],
 ) -> None:
     run(

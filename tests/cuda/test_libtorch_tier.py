@@ -105,7 +105,7 @@ OF_LINES: list[tuple[str, dict[str, Any], torch.dtype]] = [
 
 
 @pytest.mark.parametrize("cases", [CASES, OF_LINES], ids=["elements", "lines"])
-def test_codes_and_random_bits_are_those_of_the_kernels_of_the_cpu(
+def test_quantized_states_and_random_bits_equal_cpu_kernels(
     tmp_path: Any, cases: list[tuple[str, dict[str, Any], torch.dtype]]
 ) -> None:
     for emulated in (False, True):

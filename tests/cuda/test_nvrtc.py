@@ -141,7 +141,7 @@ def test_image_that_the_driver_refuses_gives_way_to_the_next(
     assert [line.replace("sums.cu ", "") for line in asked(tmp_path)] == expected
 
 
-def test_ptx_is_neither_made_by_a_newer_library_nor_for_other_devices(made: Made, tmp_path: Path) -> None:
+def test_ptx_is_not_made_by_newer_libraries_or_for_other_devices(made: Made, tmp_path: Path) -> None:
     said = run(
         made("12.6", OXIDION_EMULATED_REFUSALS="9"),
         LOAD,
@@ -161,7 +161,7 @@ def test_architecture_that_no_library_knows_runs_ptx(made: Made, tmp_path: Path)
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "not kept"])
-def test_one_warning_comes_before_and_only_what_is_asked_for_is_compiled(
+def test_one_warning_precedes_compiling_only_what_is_asked_for(
     made: Made, tmp_path: Path, keep: bool
 ) -> None:
     code = "load('updates.cu', 'sums.cu', 'copies.cu')\nload('updates.cu', 'messages.cu')\n"
@@ -214,7 +214,7 @@ def test_lock_of_a_process_that_has_ended_is_not_waited_for(made: Made, tmp_path
     assert not lock.exists()
 
 
-def test_steps_load_what_they_need_in_a_folder_that_cannot_be_written(made: Made, tmp_path: Path) -> None:
+def test_steps_load_sources_where_the_folder_cannot_be_written(made: Made, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file")
     said = run(made("12.2"), LOAD, "assert load('sums.cu')[0][1] == 'loaded'")
     assert "cannot be kept" in said

@@ -381,7 +381,7 @@ def test_random_bits_follow_the_places_in_the_whole_tensor(kernels: Emulated) ->
     check(kernels, "apply", "many", jobs)
 
 
-def test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels: Emulated) -> None:
+def test_random_bits_of_quantization_follow_whole_tensor_places(kernels: Emulated) -> None:
     for signed in (False, True):
         jobs: list[list[Operand]] = []
         for n, spans in enumerate(LAYOUTS):

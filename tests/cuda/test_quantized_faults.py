@@ -99,7 +99,7 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
         checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=False)
         checks.test_scales_of_any_size_and_what_is_no_number(kernels, signed=True)
         checks.test_random_bits_follow_the_places_in_the_whole_tensor(kernels)
-        checks.test_random_bits_of_codes_follow_the_places_in_the_whole_tensor(kernels)
+        checks.test_random_bits_of_quantization_follow_whole_tensor_places(kernels)
         checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=True)
         checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=False)
         checks.test_random_rounding_keeps_what_is_no_number(kernels)

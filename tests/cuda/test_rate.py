@@ -126,7 +126,7 @@ def test_rounded_parameters_follow_the_rate(environment: dict[str, str], name: s
     )
 
 
-def test_rate_of_a_group_that_is_not_captured_is_read_by_the_host(environment: dict[str, str]) -> None:
+def test_rate_of_an_uncaptured_group_is_read_by_the_host(environment: dict[str, str]) -> None:
     said = run(
         environment,
         PAIR,
@@ -142,7 +142,7 @@ def test_rate_of_a_group_that_is_not_captured_is_read_by_the_host(environment: d
     assert said.startswith("refused")
 
 
-def test_decay_on_the_device_is_read_by_the_host_and_cannot_be_captured(environment: dict[str, str]) -> None:
+def test_device_decay_is_read_by_the_host_and_cannot_be_captured(environment: dict[str, str]) -> None:
     said = run(
         environment,
         PAIR,

@@ -78,7 +78,7 @@ def test_newer_compilers_make_nothing_for_wheels(short: None, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_oldest_compiler_that_knows_an_architecture_makes_what_wheels_ship(
+def test_oldest_capable_compiler_makes_what_wheels_ship(
     short: None, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     # What another compiler made is replaced, as that of an earlier `make wheel`.

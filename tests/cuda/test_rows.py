@@ -196,7 +196,7 @@ def test_means_move_by_their_share(tmp_path: Path, name: str, form: str, counts:
         torch.testing.assert_close(m.double(), want, rtol=1e-6, atol=1e-7)
 
 
-def test_means_of_finite_numbers_are_finite_and_exact_at_a_share_of_one(tmp_path: Path) -> None:
+def test_finite_numbers_have_finite_means_exact_at_share_one(tmp_path: Path) -> None:
     kernels = Emulated("means.cu", tmp_path / "means", kernels=["means_few"])
     most = torch.finfo(F32).max
     new = torch.tensor([0.3, 1e60, float("inf"), float("nan")], dtype=F64)

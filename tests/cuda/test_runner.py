@@ -99,7 +99,7 @@ def test_accidents_of_parts_are_told_apart_and_stop_no_other(tmp_path: Path, job
 
 def test_an_exit_code_that_a_part_may_have_is_no_crash(tmp_path: Path) -> None:
     report = Report(None, {})
-    parts = [Part(f"codes {codes}", 2.0, forked(ends_with_one), codes=codes) for codes in ((0,), (0, 1))]
+    parts = [Part(f"codes {codes}", 2.0, forked(ends_with_one), statuses=codes) for codes in ((0,), (0, 1))]
     Runner(report, spare=0.0).run(parts)
     assert [record["status"] for record in report.records] == ["CRASH", "FAIL"]
 
@@ -198,7 +198,7 @@ Runner(Report(Path(sys.argv[1]), {}), spare=0.0).run(parts, 2)
 """
 
 
-def test_a_part_that_kills_its_parent_leaves_a_true_report_and_no_process(tmp_path: Path) -> None:
+def test_part_that_kills_its_parent_leaves_only_a_true_report(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     done = subprocess.run([sys.executable, "-c", PARENT, str(file)], check=False)
     assert done.returncode == -signal.SIGKILL

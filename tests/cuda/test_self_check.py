@@ -223,7 +223,7 @@ def test_faulty_source_is_off_and_is_not_tried_again(
 
 
 @needs_nvrtc
-def test_without_a_check_or_where_there_can_be_none_kernels_are_used(emulation: Emulation) -> None:
+def test_kernels_are_used_without_a_check_or_where_none_can_be(emulation: Emulation) -> None:
     for variables in ({"OXIDION_SELF_CHECK": "0"}, {"OXIDION_CUDA": "kernels"}):
         told = emulation.step(**variables)
         assert told["states"]["factors.cu"] == "kernels"
@@ -255,7 +255,7 @@ def test_products_by_warpgroups_are_not_used_unchecked(monkeypatch: pytest.Monke
     assert turned == [("symmetric_wgmma.cu", "no child", 0)]
 
 
-def test_products_by_warpgroups_are_for_trials_until_a_report_proves_them(
+def test_warpgroup_products_wait_for_a_report_that_proves_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ["symmetric_mma.cu", "updates.cu"]

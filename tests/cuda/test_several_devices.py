@@ -33,13 +33,13 @@ def steps(environment: dict[str, str], *algorithms: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_steps_by_libtorch_are_those_of_an_optimizer_for_each_device() -> None:
+def test_steps_by_libtorch_equal_one_optimizer_for_each_device() -> None:
     environment = {**os.environ, "OXIDION_CUDA": "libtorch", "PYTHONWARNINGS": "ignore"}
     assert steps(environment, *ALGORITHMS) == list(ALGORITHMS)
 
 
 @needs_nvrtc
-def test_steps_by_kernels_are_those_of_an_optimizer_for_each_device(environment: dict[str, str]) -> None:
+def test_steps_by_kernels_equal_one_optimizer_for_each_device(environment: dict[str, str]) -> None:
     assert steps(environment, *OF_KERNELS) == list(OF_KERNELS)
 
 

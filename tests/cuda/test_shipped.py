@@ -81,7 +81,7 @@ def step(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
         (103, ["compiling totals.cu for sm_100"]),
     ],
 )
-def test_nothing_is_compiled_but_what_is_shipped_of_other_sources(
+def test_only_code_shipped_of_other_sources_is_compiled(
     step: ENTERED, capability: int, compiled: list[str]
 ) -> None:
     assert step(capability) == compiled

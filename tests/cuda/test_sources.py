@@ -107,7 +107,7 @@ def test_source_is_turned_off_for_the_process(environment: dict[str, str]) -> No
     )
 
 
-def test_capture_refuses_to_load_a_source_and_leaves_those_that_are_there(
+def test_capture_refuses_to_load_a_source_and_keeps_loaded_ones(
     environment: dict[str, str],
 ) -> None:
     run(

@@ -1,4 +1,4 @@
-"""Launches of a step of Muon with GPT-2's shapes: docs/orthonormalizers.md has the same list with bytes."""
+"""Launches of a step of Muon with GPT-2's shapes: a bound on how many a plan may have."""
 
 from __future__ import annotations
 

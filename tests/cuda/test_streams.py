@@ -51,7 +51,7 @@ def test_launches_on_the_default_stream_are_found(environment: dict[str, str]) -
         assert "STREAM_CAPTURE_IMPLICIT" in steps(environment, how, "stray").stderr
 
 
-def test_launch_is_refused_until_its_stream_waits_for_the_one_before(environment: dict[str, str]) -> None:
+def test_launch_is_refused_until_it_waits_for_the_last_stream(environment: dict[str, str]) -> None:
     said = run(
         environment,
         STREAMS,

@@ -131,7 +131,7 @@ def summed(
     ("name", "count"), [("sum_of_squares", 1), ("lamb_norms", 2), ("lamb_norms_only", 2)]
 )
 @pytest.mark.parametrize("form", ["few", "many", "wide"])
-def test_sums_equal_float64_and_the_moments_are_written_where_they_should(
+def test_sums_equal_float64_and_moments_are_written_where_due(
     kernels: SourceKernels, name: str, count: int, form: str
 ) -> None:
     case = PASSES["lamb"][0]

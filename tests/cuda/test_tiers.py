@@ -165,7 +165,7 @@ print(json.dumps(found))
 """
 
 
-def test_operands_that_take_the_place_of_each_other_are_kept_apart(
+def test_operands_that_take_each_others_place_are_kept_separate(
     auto: Environment, environment: Environment
 ) -> None:
     """In their own type the formula's values are the operands themselves: one is written before the other."""

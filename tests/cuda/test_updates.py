@@ -29,7 +29,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated("updates.cu", tmp_path_factory.mktemp("updates"))
 
 
-def test_operation_without_an_equation_is_the_update_of_an_optimizer() -> None:
+def test_operations_without_an_equation_are_optimizer_updates() -> None:
     """`test_launch_cases.py` compares the steps of those on the emulator with those on the CPU."""
     assert set(PASSES) <= set(names("elementwise"))
     assert set(names("elementwise")) - set(PASSES) <= {cls._ALGORITHM for cls in DERIVED}

@@ -66,8 +66,6 @@ def test_averages_on_a_mesh_are_those_of_one_process(name: str, rule: str, setti
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
-def test_averages_of_elementwise_steps_on_a_mesh_have_the_bits_of_one_process(
-    name: str, rule: str, setting: str
-) -> None:
+def test_averages_on_a_mesh_have_the_bits_of_one_process(name: str, rule: str, setting: str) -> None:
     _, is_equal = apart(name, rule, setting, {}, torch.float32)
     assert is_equal

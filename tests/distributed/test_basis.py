@@ -40,7 +40,7 @@ def elements(count: int) -> int:
     return 4 * count
 
 
-def test_one_basis_of_the_uncut_side_sends_nothing_until_it_is_due() -> None:
+def test_basis_of_the_uncut_side_is_sent_only_when_recomputed() -> None:
     # What the ranks add to the factors of four matrices to their owners, and a basis from each owner.
     due = [(AG, elements(N * N)), (AG, elements(1)), (RS, elements(RANKS * N * N))]
     for kwargs in ({"sides": "short"}, {"sides": "unsharded"}, {"max_precondition_dim": N}):

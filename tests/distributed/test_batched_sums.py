@@ -53,7 +53,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("algorithm", "setting", "count"), COUNTS, ids=str)
-def test_step_sums_once_for_each_phase_whatever_the_number_of_parameters(
+def test_step_sums_once_per_phase_for_any_number_of_parameters(
     algorithm: str, setting: Setting, count: int
 ) -> None:
     # Vectors join these sums, except under tensor parallelism alone, where they are replicated.
@@ -66,7 +66,7 @@ def test_step_sums_once_for_each_phase_whatever_the_number_of_parameters(
     comparison.check(1e-10)
 
 
-def test_model_with_both_ways_of_tensor_parallelism_needs_one_sum_for_the_norms() -> None:
+def test_both_ways_of_tensor_parallelism_need_one_sum_of_norms() -> None:
     def place(shape: Shape) -> Layout:
         if len(shape) < 2:
             return {"fs": S(0), "tp": R}
@@ -100,7 +100,7 @@ def test_payload_of_a_matrix_cut_both_ways_equals_the_formula() -> None:
     assert payload("came", setting) == 2 * (8 * (M // 2 + 1) + 8 * (N // 2 + 1)) + 8
 
 
-def test_norm_of_all_gradients_takes_one_more_sum_and_equals_the_formula() -> None:
+def test_norm_of_all_gradients_takes_one_more_sum_by_the_formula() -> None:
     shapes = (*MATRICES, (7,), ())
     for setting in (SETTINGS[0][0], SETTINGS[1][0], SETTINGS[6][0]):
         row = case("lamb", shapes, max_grad_norm=0.5)

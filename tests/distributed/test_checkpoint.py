@@ -150,7 +150,7 @@ def test_state_dict_of_rank_0_is_broadcast_and_resumes_bit_equal(
     assert sizes[1:] == [0, 0, 0], "more ranks than the first have the state dict"
 
 
-def test_compressed_sync_is_still_compressed_after_a_plain_resume(groups: Groups) -> None:
+def test_compressed_sync_stays_compressed_after_a_plain_resume(groups: Groups) -> None:
     assert plain_state_resumes_bit_equal(groups, "hsdp", "Dion", {"rank_fraction": 0.25})
 
 
@@ -213,7 +213,7 @@ def test_sharded_checkpoint_of_the_reference_of_muon_goes_on(groups: Groups, alg
         assert max(errors) <= 1e-12
 
 
-def test_folder_of_several_ranks_has_its_name_when_all_have_written(four: Workers, tmp_path: Path) -> None:
+def test_folder_of_ranks_gets_its_name_when_all_have_written(four: Workers, tmp_path: Path) -> None:
     told = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
     assert told == [(None, "step-00000003", [f"rank{rank}" for rank in range(4)])] * 4
     again = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)

@@ -184,7 +184,7 @@ def test_codes_of_every_layout_are_next_to_those_of_one_process(
 # Bases of 250 columns are quick; their third step is the first one in a basis that followed.
 @pytest.mark.parametrize(("cls", "keys", "close"), OF_MATRICES, ids=lambda v: named(v) or None)
 @pytest.mark.parametrize(("axes", "layout"), LAYOUTS, ids=lambda v: "-".join(map(str, v)))
-def test_codes_of_what_whole_matrices_are_made_of_are_those_of_one_process(
+def test_quantized_whole_matrices_equal_those_of_one_process(
     cls: Any, keys: dict[str, Any], close: float, axes: dict[str, int], layout: Layout
 ) -> None:
     single, params, mesh = trained(cls, keys, [(20, 256), (33, 250)], axes, layout, 4, 64)
@@ -214,9 +214,7 @@ BY_MATRICES: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("cls", "keys"), BY_MATRICES, ids=named)
-def test_empty_shards_of_quantized_states_and_rounded_parameters_take_part(
-    cls: Any, keys: dict[str, Any]
-) -> None:
+def test_empty_shards_of_quantized_or_rounded_values_take_part(cls: Any, keys: dict[str, Any]) -> None:
     shapes = [(3, 512), (17, 256)]
     full = [gaussian(shape, 1, i).bfloat16() for i, shape in enumerate(shapes)]
 
@@ -257,7 +255,7 @@ def run(groups: Pool, ranks: int, job: Any, *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon"])
-def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
+def test_checkpoints_keep_quantized_states_on_4_2_and_1_ranks(
     groups: Pool, tmp_path: Path, name: str
 ) -> None:
     expected = quantized.train(name, 1, None, None)
@@ -275,9 +273,7 @@ def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
-def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
-    groups: Pool, tmp_path: Path, name: str
-) -> None:
+def test_steps_from_another_layouts_checkpoint_are_bit_equal(groups: Pool, tmp_path: Path, name: str) -> None:
     folder = str(tmp_path / "a")
     run(groups, 4, quantized.train, name, 2, None, folder)
     expected = quantized.train(name, 4, None, None)
@@ -287,7 +283,7 @@ def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
 
 
 @pytest.mark.parametrize(("cls", "close"), [(cls, close) for cls, _, close in SUMMED], ids=named)
-def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
+def test_quantized_sums_over_ranks_resume_on_other_layouts(
     groups: Pool, tmp_path: Path, cls: Any, close: float
 ) -> None:
     name, first, second = cls.__name__, str(tmp_path / "a"), str(tmp_path / "b")

@@ -20,7 +20,7 @@ def lend() -> tuple[torch.Tensor, list[object]]:
     return tensor, [work]
 
 
-def test_end_of_process_waits_until_a_collective_lets_go_of_its_tensor() -> None:
+def test_process_end_waits_for_a_collective_to_release_tensors() -> None:
     tensor, held = lend()
     assert tensor._use_count() > 1
     before = time.monotonic()

@@ -58,9 +58,7 @@ def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, s
         *("dion-orthonormal", "galore-owned", "apollo-owned"),
     ],
 )
-def test_what_lies_with_owners_or_is_due_on_eight_processes_equals_one_process(
-    eight: Workers, case: str
-) -> None:
+def test_owned_or_periodic_work_on_eight_processes_equals_one(eight: Workers, case: str) -> None:
     assert max(eight.run(jobs.steps_on_a_layout, case, "dp2-fsdp2-tp2", torch.float64, False)) <= 1e-12
 
 
@@ -69,7 +67,7 @@ def test_averages_on_eight_processes_equal_one_process(eight: Workers, rule: str
     assert max(eight.run(averaging.steps, "Muon", {"average": rule})) <= CLOSE
 
 
-def test_sums_along_two_axes_need_no_group_that_ranks_would_have_to_make(eight: Workers) -> None:
+def test_sums_along_two_axes_need_no_new_process_group(eight: Workers) -> None:
     assert max(eight.run(normed.sum_beside_uneven_groups)) <= 1e-12
 
 
@@ -219,7 +217,7 @@ def test_ranks_that_disagree_all_raise_and_nothing_changes(
             assert answer["step"] == 0
 
 
-def test_hyper_parameters_that_are_none_on_both_ranks_are_not_blamed(two: Workers) -> None:
+def test_hyper_parameters_of_none_on_both_ranks_are_not_blamed(two: Workers) -> None:
     for name, text in two.run(agreeing.gradient_of_lamb_missing_on_one_rank):
         assert name == "PlanMismatch"
         assert "weight: rank 0 has a gradient, rank 1 none" in text
@@ -254,14 +252,14 @@ def test_disagreement_on_one_line_of_one_axis_reaches_all_ranks(four: Workers) -
 
 
 @pytest.mark.parametrize("kind", ["inner", "outer", "both", "order"])
-def test_ranks_with_parameters_on_other_axes_all_raise_instead_of_waiting(four: Workers, kind: str) -> None:
+def test_ranks_with_parameters_on_other_axes_raise_without_delay(four: Workers, kind: str) -> None:
     for name, text, unchanged in four.run(agreeing.axes_that_differ, kind):
         assert name == "PlanMismatch"
         assert "parameter 1 of group 0" in text, text
         assert unchanged
 
 
-def test_rank_that_nobody_meets_raises_when_its_process_group_gives_up() -> None:
+def test_rank_left_alone_raises_when_its_process_group_gives_up() -> None:
     with workers(2) as group:
         (name, _), (error, text) = group.run(agreeing.plain_on_one_rank)
         group.kill()
@@ -271,7 +269,7 @@ def test_rank_that_nobody_meets_raises_when_its_process_group_gives_up() -> None
 
 
 @pytest.mark.parametrize("kind", ["lr", "gradient"])
-def test_elementwise_ranks_compare_settings_before_their_first_step(two: Workers, kind: str) -> None:
+def test_elementwise_ranks_compare_settings_before_a_first_step(two: Workers, kind: str) -> None:
     for first, second in two.run(agreeing.elementwise_that_differ, kind):
         assert first[0] == second[0] == ("PlanMismatch" if kind == "lr" else "")
         assert "0.2" in first[1] or kind != "lr"
@@ -286,7 +284,7 @@ def test_settings_that_differ_between_ranks_raise_everywhere(two: Workers, kind:
 
 
 @pytest.mark.parametrize("name", ["Dion", "Muon"])
-def test_replica_axis_that_shares_ranks_with_a_sharding_axis_is_refused(four: Workers, name: str) -> None:
+def test_replica_axis_sharing_ranks_with_a_shard_axis_is_refused(four: Workers, name: str) -> None:
     for error, text in four.run(agreeing.overlapping_replicas, name):
         assert error == "LayoutError"
         assert "w: the ranks [0, 1, 2, 3]" in text

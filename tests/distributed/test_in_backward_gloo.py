@@ -41,7 +41,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("name", "keys", "layout"), PAIRS, ids=IDS)
-def test_steps_in_the_backward_pass_of_two_ranks_equal_those_after_it(
+def test_backward_pass_steps_of_two_ranks_equal_those_after_it(
     two: Workers, name: str, keys: dict[str, Any], layout: str
 ) -> None:
     assert two.run(within.steps, name, keys, layout, "module") == [(True, True, True)] * 2
@@ -49,19 +49,17 @@ def test_steps_in_the_backward_pass_of_two_ranks_equal_those_after_it(
 
 @pytest.mark.parametrize("layout", ["rows", "hsdp", "plane"])
 @pytest.mark.parametrize("per", ["module", "parameter"])
-def test_steps_in_the_backward_pass_of_four_ranks_equal_those_after_it(
-    four: Workers, layout: str, per: str
-) -> None:
+def test_backward_pass_steps_of_four_ranks_equal_those_after_it(four: Workers, layout: str, per: str) -> None:
     assert four.run(within.steps, "AdamW", {}, layout, per) == [(True, True, True)] * 4
 
 
 @pytest.mark.slow
-def test_steps_in_the_backward_pass_of_eight_ranks_equal_those_after_it(eight: Workers) -> None:
+def test_backward_pass_steps_of_eight_ranks_equal_those_after_it(eight: Workers) -> None:
     assert eight.run(within.steps, "AdamW", {}, "plane", "module") == [(True, True, True)] * 8
 
 
 @pytest.mark.parametrize(("name", "keys"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_classes_that_send_something_on_shards_are_refused_by_their_plan(
+def test_classes_that_send_on_shards_are_refused_by_their_plan(
     two: Workers, name: str, keys: dict[str, Any]
 ) -> None:
     for text in two.run(within.refusal, name, keys, "rows"):
@@ -97,7 +95,7 @@ def test_ddp_made_before_or_after_the_optimizer_is_refused(two: Workers, before:
 
 
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "Dion"])
-def test_stacks_of_whole_matrices_on_each_rank_are_stepped_by_matrix_classes(two: Workers, name: str) -> None:
+def test_matrix_classes_step_whole_matrix_stacks_on_each_rank(two: Workers, name: str) -> None:
     assert two.run(within.experts, name) == [(True, True)] * 2
 
 
@@ -106,13 +104,13 @@ def test_checkpoint_of_shards_goes_on_in_either_kind(two: Workers, name: str, ke
     assert two.run(within.resumed, name, keys) == [(True, True)] * 2
 
 
-def test_gradients_that_need_a_collective_are_refused_in_the_hook(two: Workers) -> None:
+def test_gradients_needing_a_collective_are_refused_in_the_hook(two: Workers) -> None:
     for text in two.run(within.partial_gradient):
         assert text.startswith("weight: a step of 'adamw' takes 1 collectives on this layout")
     for text in two.run(within.sharded_gradient):
         assert text.startswith("weight: its gradient is placed otherwise than the parameter")
 
 
-def test_copies_from_a_device_are_awaited_before_an_offloaded_shard_is_stepped(two: Workers) -> None:
+def test_device_copies_are_awaited_before_offloaded_shards_step(two: Workers) -> None:
     for kinds in two.run(within.copies_awaited):
         assert kinds == ["cuda"] * 3  # one for each of three layers

@@ -105,7 +105,7 @@ def test_on_three_axes_every_rank_hears(eight: Workers, kind: str, is_late: bool
 
 @MESHES
 @pytest.mark.parametrize("kind", SAID)
-def test_no_checkpoint_is_written_of_a_step_in_which_ranks_disagreed(
+def test_no_checkpoint_of_a_step_is_written_if_ranks_disagreed(
     groups: Pool, axes: dict[str, int], kind: str
 ) -> None:
     asked = "state_dict synchronize_for_checkpoint step"
@@ -144,9 +144,7 @@ def test_an_error_on_all_ranks_poisons_nobody(groups: Pool, axes: dict[str, int]
 
 
 @MESHES
-def test_infinities_placements_and_axes_of_one_rank_alone_leave_nobody_waiting(
-    groups: Pool, axes: dict[str, int]
-) -> None:
+def test_infinities_placements_or_axes_of_one_rank_block_no_rank(groups: Pool, axes: dict[str, int]) -> None:
     words = {
         "infinity": "found infinities on some ranks",
         "placement": "gradient of other placements",
@@ -173,7 +171,7 @@ def test_a_rank_that_alone_binds_its_states_anew_takes_the_step(groups: Pool, ax
         assert answer["copies checked"] == len(axes)
 
 
-def test_steps_whose_collectives_depend_on_their_number_are_waited_for(two: Workers) -> None:
+def test_steps_with_collectives_by_step_number_are_waited_for(two: Workers) -> None:
     for when_due, error, text in two.run(lagging.waited_for, "GaLoreAdamW"):
         assert any(when_due)
         assert error == "PlanMismatch"

@@ -74,7 +74,7 @@ def test_every_layout_equals_every_other_after_six_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_column_of_one_steps_gradients_that_is_missed_would_show(name: str) -> None:
+def test_missed_column_of_one_steps_gradients_would_show(name: str) -> None:
     grads, setting = gradients_of(name), LAYOUTS[0]
     comparison, whole = trained(name, setting, grads)
     # Of one element Lamb takes only the sign.

@@ -197,7 +197,7 @@ def largest_difference(one: list[list[Tensor]], other: list[list[Tensor]]) -> fl
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("setting", ["alone", "ddp4", "hsdp"])
-def test_local_and_global_differ_only_where_the_selected_side_is_cut(algorithm: str, setting: str) -> None:
+def test_local_and_global_differ_only_on_a_cut_selected_side(algorithm: str, setting: str) -> None:
     chosen = Setting("", {"fs": 1}, fsdp(0)) if setting == "alone" else setting_named(setting)
     found = [
         ends(case_of(algorithm, {"fraction": 0.25, "selection_scope": scope}, MATRICES), chosen)

@@ -91,7 +91,7 @@ STEPS: dict[str, Any] = {
 OWNED = {"owned_states": True, "state_bits": 32}
 
 
-def test_moments_with_their_owners_send_no_more_than_copies_of_them() -> None:
+def test_owned_moments_send_no_more_than_copies_of_them() -> None:
     low = RANK * M * 4
     # Their sum to the owner of each matrix and what it makes of it back: together an all-reduce.
     assert _every_step(FSDP, WIDE) == [(RS, COUNT * low), (AG, low)]
@@ -137,7 +137,7 @@ def test_galore_never_gathers_a_gradient_on_all_ranks(
     assert "when due" in text
 
 
-def test_apollo_sends_one_number_for_each_matrix_where_the_projected_side_is_not_cut() -> None:
+def test_apollo_sends_one_number_per_matrix_on_an_uncut_side() -> None:
     number, both = (AR, COUNT * 8), (AR, COUNT * 16)
     for setting, shape, every in (
         (FSDP, TALL, [number]),
@@ -150,7 +150,7 @@ def test_apollo_sends_one_number_for_each_matrix_where_the_projected_side_is_not
     assert sent == [[both, number]] * (GAP + 1)
 
 
-def test_apollo_sends_the_factors_only_where_owners_have_the_moments() -> None:
+def test_apollo_sends_factors_only_where_owners_have_the_moments() -> None:
     number, kind = (AR, COUNT * 8), oxidion.APOLLOAdamW
     for setting, shape, every in (
         (FSDP, TALL, [number]),
@@ -167,7 +167,7 @@ def test_apollo_sends_the_factors_only_where_owners_have_the_moments() -> None:
     "name", [s.name for s in SETTINGS if "outer" not in s.name and "named" not in s.name]
 )
 @pytest.mark.parametrize("cls", [oxidion.GaLoreAdamW, oxidion.APOLLOAdamW])
-def test_unsharded_projection_follows_the_layout_and_its_reference(name: str, cls: type) -> None:
+def test_unsharded_projection_follows_layout_and_reference(name: str, cls: type) -> None:
     setting = setting_named(name)
     kwargs = {**case_named("galore-default").kwargs, "proj_type": "unsharded"}
     shapes = ((12, 8), (8, 12), (8, 8), (17, 6), (3, 6, 7))
@@ -202,7 +202,7 @@ def test_replicas_have_bit_equal_projections_and_parameters(name: str, svd: str)
                 assert torch.equal(value, twin.optimizer.state[other][key]), key
 
 
-def test_every_matrix_is_decomposed_by_one_rank_also_where_there_is_one_matrix() -> None:
+def test_every_matrix_even_a_lone_one_is_decomposed_by_one_rank() -> None:
     for setting in (REPLICAS, FSDP, HSDP):
         case = Case("one", oxidion.GaLoreAdamW, "galore_adamw", {"rank": 2}, (Group(((8, 6),)),))
         mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
@@ -248,7 +248,7 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("name", ["galore-right", "galore-exact-full", "galore-experts", "galore-rotate"])
 @pytest.mark.parametrize("setting", [*LAYOUTS, "experts2-tp2"])
-def test_gradients_of_zero_leave_the_projection_to_the_next_everywhere(name: str, setting: str) -> None:
+def test_zero_gradients_leave_the_projection_to_the_next_ones(name: str, setting: str) -> None:
     case = case_named(name)
     comparison = Comparison(case, setting_named(setting), torch.float64, "")
     averaged = all(comparison.setting.extra.values())
@@ -291,7 +291,7 @@ def test_gradients_of_zero_leave_the_projection_to_the_next_everywhere(name: str
     ],
     ids=str,
 )
-def test_gradients_of_another_dtype_give_the_step_of_those_that_were_cast(
+def test_gradients_of_another_dtype_step_as_their_cast_copies(
     name: str, setting: str, dtype: torch.dtype, grad_dtype: torch.dtype
 ) -> None:
     case, chosen = case_named(name), setting_named(setting)

@@ -92,7 +92,7 @@ def test_checkpoint_of_one_layout_goes_on_on_another(
     ids=["plane-to-2", "2-to-plane"],
 )
 @pytest.mark.parametrize("is_owned", [True, False], ids=["from-owners", "to-owners"])
-def test_checkpoint_of_owned_moments_goes_on_on_another_layout_without_owners_and_back(
+def test_owned_moments_resume_on_layouts_without_owners_and_back(
     groups: Groups,
     tmp_path: Path,
     name: str,

@@ -36,7 +36,7 @@ every_class = pytest.mark.parametrize(("name", "keys", "shares"), EVERY, ids=[na
 
 # float64: only the order of sums differs between layouts.
 @pytest.mark.parametrize(("name", "keys"), RANDOM, ids=[name for name, _ in RANDOM])
-def test_optimizers_of_single_parameters_on_two_ranks_equal_one_optimizer_on_one(
+def test_single_parameter_optimizers_on_two_ranks_equal_one(
     two: Workers, name: str, keys: dict[str, Any]
 ) -> None:
     assert max(two.run(naming.one_by_one, name, keys)) <= 1e-12
@@ -53,7 +53,7 @@ def test_every_class_takes_the_mesh_of_copies_under_one_name(
 
 
 @every_class
-def test_copies_under_the_mesh_that_differ_are_refused_by_every_class(
+def test_every_class_refuses_copies_under_the_mesh_that_differ(
     two: Workers, name: str, keys: dict[str, Any], shares: bool
 ) -> None:
     for error, text in two.run(naming.copies_that_differ, name, keys):

@@ -31,9 +31,7 @@ def test_fsdp_model_equals_one_process(ranks: Workers, name: str, dim: int) -> N
 
 @pytest.mark.parametrize("name", ["Dion", *NAMES])
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
-def test_offloaded_model_equals_one_process_and_its_states_lie_where_its_shards_do(
-    name: str, pin: bool
-) -> None:
+def test_offloaded_model_equals_one_process_and_offloads_states(name: str, pin: bool) -> None:
     with workers(min(torch.cuda.device_count(), 2), "cpu:gloo,cuda:nccl") as group:
         for far, places, pinned in group.run(offloaded.wrapped, "fsdp", name, pin):
             assert far <= CLOSE
@@ -60,9 +58,7 @@ def test_ranks_compare_before_a_step(ranks: Workers, every: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lr", "gradient", "step"])
-def test_ranks_that_disagree_are_told_before_the_step_or_at_the_next_checkpoint(
-    ranks: Workers, kind: str
-) -> None:
+def test_disagreeing_ranks_raise_at_the_step_or_next_checkpoint(ranks: Workers, kind: str) -> None:
     if len(ranks.pipes) == 1:
         pytest.skip("alone there is nobody to disagree with")
     for answer in ranks.run(lagging.differing, kind, {"fs": 2}, False, "state_dict"):

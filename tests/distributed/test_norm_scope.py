@@ -45,9 +45,7 @@ SHARD_SETTINGS = (
 
 @pytest.mark.parametrize("algorithm", ["normuon", "nordion2"])
 @pytest.mark.parametrize("setting", SHARD_SETTINGS, ids=str)
-def test_norms_of_shards_are_those_of_the_rows_that_one_process_stores(
-    algorithm: str, setting: Setting
-) -> None:
+def test_shard_norms_are_those_of_rows_that_one_process_stores(algorithm: str, setting: Setting) -> None:
     # With fraction 1 and mu 1 NorDion2 is NorMuon of the sum of all gradients.
     cls = oxidion.NorMuon if algorithm == "normuon" else oxidion.NorDion2
     own = {} if cls is oxidion.NorMuon else {"fraction": 1.0, "selection_scope": "global"}

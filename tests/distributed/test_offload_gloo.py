@@ -81,7 +81,7 @@ def test_states_lie_where_the_shard_lies_also_after_a_load(
     ids=["2-to-plane", "hsdp-to-2", "4-to-1"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async"])
-def test_checkpoint_of_offloaded_shards_goes_on_on_another_layout(
+def test_checkpoint_of_offloaded_shards_resumes_on_other_layouts(
     groups: Groups,
     tmp_path: Path,
     source: Any,
@@ -114,7 +114,7 @@ def test_checkpoint_goes_on_with_and_without_offload(
 
 
 @every_model
-def test_checkpoint_of_offloaded_shards_on_the_same_layout_resumes_bit_equal(
+def test_offloaded_checkpoint_on_the_same_layout_is_bit_equal(
     groups: Groups, tmp_path: Path, name: str, keys: dict[str, Any]
 ) -> None:
     folder = str(tmp_path / "checkpoint")
@@ -132,7 +132,7 @@ def test_state_dicts_on_the_cpu_hold_the_states(groups: Groups, name: str, keys:
 
 
 @every_model
-def test_gradient_scaler_steps_offloaded_shards_and_skips_infinities_of_one_rank(
+def test_scaler_steps_offloaded_shards_or_skips_infinities(
     groups: Groups, name: str, keys: dict[str, Any]
 ) -> None:
     for far, changed, scale in groups[2].run(offloaded.scaled, "fsdp", name, keys):
@@ -141,7 +141,7 @@ def test_gradient_scaler_steps_offloaded_shards_and_skips_infinities_of_one_rank
         assert scale == 512.0
 
 
-def test_group_without_a_backend_for_the_cpu_is_refused_where_a_step_needs_it(groups: Groups) -> None:
+def test_group_without_a_cpu_backend_is_refused_where_needed(groups: Groups) -> None:
     for text, _ in groups[2].run(offloaded.without_backend, "Muon"):
         assert "the ranks [0, 1] cannot exchange tensors on cpu" in text
         assert "offloaded to the CPU" in text

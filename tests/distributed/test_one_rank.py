@@ -151,7 +151,7 @@ def test_mesh_of_two_dimensions_is_refused_for_shards() -> None:
             oxidion.Dion([nn.Parameter(torch.randn(4, 4))], outer_shard_mesh=plane)
 
 
-def test_parameter_sharded_over_an_axis_that_is_not_named_is_refused() -> None:
+def test_parameter_sharded_over_an_unnamed_axis_is_refused() -> None:
     with fake_group(4):
         plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fs", "tp"))
         local = torch.randn(2, 2)
@@ -164,7 +164,7 @@ def test_parameter_sharded_over_an_axis_that_is_not_named_is_refused() -> None:
         oxidion.Dion([param]).plan()
 
 
-def test_group_that_cannot_exchange_memory_of_a_device_is_refused(mesh: DeviceMesh) -> None:
+def test_group_unable_to_exchange_device_memory_is_refused(mesh: DeviceMesh) -> None:
     group = mesh.get_group()
     collectives.check_backend(group, (0,), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"ranks \[0\] .* on cuda: it has 'gloo'.*cpu:gloo,cuda:nccl"):

@@ -108,7 +108,7 @@ def test_codes_of_heads_side_by_side_lie_with_their_owners(setting: Setting) -> 
     assert beside.distance(mesh, case, whole) <= 1e-11
 
 
-def test_codes_of_matrices_of_several_widths_side_by_side_are_refused() -> None:
+def test_quantized_mixed_widths_side_by_side_are_refused() -> None:
     own = owning.CODES
     group = Group(((8, 32),), {"split_sizes": (16, 8, 8), "split_dim": 1, **own})
     case = Case("widths", oxidion.SOAP, "soap", {"state_bits": 8}, (group,))
@@ -139,12 +139,12 @@ def test_states_that_somebody_replaced_are_used(groups: Groups, name: str, layou
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-def test_a_state_dict_before_the_first_step_may_be_taken_by_one_rank(groups: Groups, layout: Any) -> None:
+def test_one_rank_may_take_a_state_dict_before_the_first_step(groups: Groups, layout: Any) -> None:
     assert groups[2].run(owning.one_rank_asks_first, layout) == [True, True]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-def test_a_state_of_another_shape_is_refused_by_name_and_nothing_is_lost(groups: Groups, layout: Any) -> None:
+def test_state_of_another_shape_is_refused_by_name_without_loss(groups: Groups, layout: Any) -> None:
     assert groups[2].run(owning.damaged, layout) == [True, True]
 
 

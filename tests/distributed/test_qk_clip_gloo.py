@@ -45,7 +45,7 @@ def test_clip_of_a_wrapped_model_equals_one_process(two: Workers, four: Workers,
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_maximum_that_is_not_finite_on_one_rank_leaves_the_head_on_all(two: Workers, value: float) -> None:
+def test_non_finite_maximum_on_one_rank_leaves_the_head_on_all(two: Workers, value: float) -> None:
     for gammas, kept in two.run(clipping.clip_with_a_bad_rank, value):
         assert gammas == [1.0, 0.25]
         assert kept

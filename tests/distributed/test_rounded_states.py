@@ -123,7 +123,7 @@ def assert_is_made_of(packed: Tensor, pieces: list[Tensor], share: float) -> Non
 @pytest.mark.parametrize(
     ("cls", "keys", "shape", "group"), OWNED, ids=[f"{c[0].__name__}-{n}" for n, c in enumerate(OWNED)]
 )
-def test_owners_of_matrices_round_by_the_places_in_the_whole_state(
+def test_owners_of_matrices_round_by_places_in_the_whole_state(
     cls: Any,
     keys: dict[str, Any],
     shape: tuple[int, ...],

@@ -89,7 +89,7 @@ def held(rank: Rank) -> list[Tensor]:
     return [t.detach().clone() for t in (first, *rank.optimizer.state[first].values())]
 
 
-def test_missing_gradient_leaves_parameter_and_states_of_a_gathered_matrix() -> None:
+def test_missing_gradient_leaves_gathered_matrix_and_its_states() -> None:
     case = on_route(case_named("dion-quarter"), "gather")
     comparison = Comparison(case, setting_named("fsdp4-dim0"), torch.float64, "float64")
     first, second = gradients(case.shapes, 2, 0)
@@ -184,7 +184,7 @@ def test_bytes_are_within_a_tenth_of_the_least(
     assert result.routes["chosen"] <= min(result.routes.values())
 
 
-def test_planned_bytes_of_a_balanced_mesh_are_the_mean_that_chooses() -> None:
+def test_planned_bytes_of_a_balanced_mesh_are_the_deciding_mean() -> None:
     result, _ = simulate("llama-70b", {"fs": 8}, Settings(rank_fraction=0.25))
     assert sum(t.sent for t in result.wire) == pytest.approx(result.routes["chosen"], rel=0.01)
 
@@ -213,7 +213,7 @@ def test_report_says_what_each_count_of_a_route_is() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "fraction"), [(8, 1 / 16), (16, 1 / 32)])
-def test_ranks_that_own_equally_many_matrices_send_what_the_route_counts(ranks: int, fraction: float) -> None:
+def test_ranks_with_equal_ownership_send_what_the_route_counts(ranks: int, fraction: float) -> None:
     # Batches of half as many matrices as ranks had half of an all-gather padded.
     result, _ = simulate("llama-8b", {"fs": ranks}, Settings(rank_fraction=fraction))
     assert result.routes_sent == pytest.approx(result.routes["chosen"], rel=1e-3)

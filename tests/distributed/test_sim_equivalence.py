@@ -118,7 +118,7 @@ def test_gradient_missing_everywhere_skips_the_parameter(name: str, setting: str
 
 
 @pytest.mark.parametrize("setting", ["ddp3-compressed", "hsdp-compressed", "dp2-fsdp2-tp2-compressed"])
-def test_compressed_replicas_stay_bit_equal_when_one_has_no_gradient_at_all(setting: str) -> None:
+def test_compressed_replicas_are_equal_when_one_has_no_gradient(setting: str) -> None:
     case = case_named("dion-quarter")
     chosen = setting_named(setting)
     comparison = Comparison(case, chosen, torch.float32, "float32")
@@ -151,7 +151,7 @@ def test_unequal_shares_of_replicas_equal_one_process(name: str) -> None:
     comparison.check(1e-10)
 
 
-def test_experts_sharded_on_the_leading_dimension_do_not_communicate() -> None:
+def test_experts_sharded_on_the_first_dimension_send_nothing() -> None:
     case = Case("experts", oxidion.Dion, "dion", {"rank_fraction": 0.5}, (Group(((6, 5, 4), (6, 4, 7))),))
     for cls, algorithm in ((oxidion.Dion, "dion"), (oxidion.Muon, "muon")):
         kwargs = case.kwargs if cls is oxidion.Dion else {}
@@ -165,7 +165,7 @@ def test_experts_sharded_on_the_leading_dimension_do_not_communicate() -> None:
         comparison.check(1e-10)
 
 
-def test_ranks_without_an_expert_start_the_same_collectives_as_those_with_one() -> None:
+def test_ranks_without_an_expert_start_the_same_collectives() -> None:
     # One expert on two ranks of "ep", between matrices that both axes share: what a rank does not store must
     # not change the order in which it joins the others.
     shapes = ((8, 6), (1, 5, 4), (3, 4, 6), (8, 6), (1, 5, 4), (7, 9))
@@ -183,7 +183,7 @@ def test_ranks_without_an_expert_start_the_same_collectives_as_those_with_one() 
 
 
 @pytest.mark.parametrize("name", ["dion-quarter", "muon-default", "dion-mixed"])
-def test_parameters_of_one_group_on_different_meshes_equal_one_process(name: str) -> None:
+def test_one_group_on_different_meshes_equals_one_process(name: str) -> None:
     # Tall matrices on the ranks along "a", others on those along "b", vectors on both.
     def place(shape: Shape) -> Layout:
         if len(shape) < 2:

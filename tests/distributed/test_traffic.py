@@ -108,7 +108,7 @@ def test_dion_on_fsdp_sends_exactly_the_formula() -> None:
     ]
 
 
-def test_dion_gathers_q_once_for_all_matrices_and_sends_no_sketch() -> None:
+def test_dion_gathers_q_once_for_all_and_sends_no_sketch() -> None:
     setting, kwargs, _ = TRACE["tp"]
     ours = [(s.kind, s.bytes) for s in sent(setting, oxidion.Dion, kwargs)]
     q, p, r = 64 * 4 * 4, 32 * 16 * 4, 64 * 16 * 4
@@ -132,7 +132,7 @@ def test_dion_gathers_q_once_for_all_matrices_and_sends_no_sketch() -> None:
         (Setting("", {"dp": 4}, copies, {"dp": False}), "keep", []),
     ],
 )
-def test_orthonormal_right_factor_sends_r_there_and_back_where_its_side_is_cut(
+def test_orthonormal_right_factor_sends_r_twice_on_a_cut_side(
     setting: Setting, route: str, more: list[tuple[str, int]]
 ) -> None:
     kwargs = {**QUARTER, "route": route}
@@ -145,7 +145,7 @@ def test_orthonormal_right_factor_sends_r_there_and_back_where_its_side_is_cut(
     assert not column - orthonormal
 
 
-def test_muon_sends_two_all_to_alls_sharded_and_one_all_gather_replicated() -> None:
+def test_muon_sends_two_all_to_alls_or_one_replicated_all_gather() -> None:
     local = 4 * 128 * 64 // 4
     for orth_dtype, size in (("bfloat16", 2), ("float32", 4)):
         kwargs = {"orth_dtype": orth_dtype}
@@ -219,7 +219,7 @@ HELD = {
         (oxidion.SOAP, {"sides": "short"}),
     ],
 )
-def test_held_norms_send_three_numbers_of_each_matrix_or_row_that_is_cut(
+def test_weight_norm_rules_send_three_numbers_per_matrix_or_row(
     cls: type, kwargs: dict[str, Any], name: str
 ) -> None:
     setting, of_matrices, of_rows = HELD[name]

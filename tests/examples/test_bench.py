@@ -92,7 +92,7 @@ def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
     assert found == [(what, "as near to orthonormal as torch.optim.Muon", distances, False)]
 
 
-def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
+def test_quality_of_relatives_is_measured_before_normalization() -> None:
     import torch
 
     import oxidion
@@ -187,7 +187,7 @@ def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matric
     assert floor_seconds(named("memory-1024x4096"), "galore r=128", rates) == pytest.approx(galore)
 
 
-def test_ratios_that_fell_clearly_below_those_of_another_result_are_named() -> None:
+def test_ratios_clearly_below_those_of_another_result_are_named() -> None:
     from gains import fallen
 
     before = result(race([1.0] * 6, {"torch.optim.AdamW fused": [5.0] * 6}))
@@ -197,7 +197,7 @@ def test_ratios_that_fell_clearly_below_those_of_another_result_are_named() -> N
     assert fallen(before, worse) == ["4000x768/adamw/1/torch.optim.AdamW fused: 5.00 -> 4.00"]
 
 
-def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_goes_on_without_an_entry_that_crashes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     import step
 
     asked: list[bool] = []

@@ -25,7 +25,7 @@ def at(monkeypatch: pytest.MonkeyPatch, single: float, half: float) -> None:
     monkeypatch.setattr(floors, "rate", {torch.float32: single, torch.bfloat16: half}.__getitem__)
 
 
-def test_peers_that_emulate_bfloat16_are_left_out_where_a_step_takes_long(
+def test_peers_that_emulate_bfloat16_slowly_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from floors import reason
@@ -47,7 +47,7 @@ def test_peers_that_emulate_bfloat16_are_left_out_where_a_step_takes_long(
     assert reason(torch_muon, "2.11", named("gpt160m-l12")) == ""
 
 
-def test_peers_that_are_missing_or_slow_on_long_lists_are_left_out() -> None:
+def test_peers_missing_or_slow_on_long_lists_are_left_out() -> None:
     from floors import reason
     from workloads import named
 

@@ -12,7 +12,7 @@ from .test_bench import BENCHMARKS, race, result
 pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
-def test_picture_has_a_bar_a_headline_against_the_fastest_of_the_same_algorithm() -> None:
+def test_picture_has_a_bar_per_headline_against_the_fastest_peer() -> None:
     from gains import HEADLINE, machine_line, rows
     from workloads import named
 
@@ -35,7 +35,7 @@ def test_picture_has_a_bar_a_headline_against_the_fastest_of_the_same_algorithm(
 
 
 @pytest.mark.parametrize("name", ["step", "zen5"])
-def test_picture_of_a_recorded_result_is_legible_on_light_and_dark_pages(name: str, tmp_path: Path) -> None:
+def test_picture_of_a_result_is_legible_on_light_and_dark_pages(name: str, tmp_path: Path) -> None:
     from matplotlib import image
 
     from gains import plot
@@ -71,7 +71,7 @@ def test_every_package_that_was_raced_is_in_the_table_of_peers() -> None:
         assert package in rows, package
 
 
-def test_page_names_every_bar_of_speed_that_a_recorded_result_misses() -> None:
+def test_page_names_every_speed_bar_that_recorded_results_miss() -> None:
     from bars import held
     from gains import MACHINES, RECORD_PAGE, recorded
 

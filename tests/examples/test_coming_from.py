@@ -159,7 +159,7 @@ def llama(optimizer: str) -> str:
 
 
 @pytest.mark.parametrize("optimizer", OF_COLOSSALAI)
-def test_llama_of_colossalai_is_killed_and_goes_on_on_other_layouts(
+def test_killed_llama_of_colossalai_resumes_on_other_layouts(
     processes: forks.Forks, optimizer: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "llama.py"

@@ -117,7 +117,7 @@ def test_convergence_losses_go_down_and_a_diverged_run_says_so(result: dict[str,
         assert curve["train_loss"][-1] < curve["train_loss"][0]
 
 
-def test_convergence_optimizers_share_weights_and_batches_of_a_seed(result: dict[str, Any]) -> None:
+def test_compared_optimizers_share_weights_and_batches_of_a_seed(result: dict[str, Any]) -> None:
     whole = [run for run in result["runs"] if run["lr"] != 1e30]
     for key in ("initial_weights_sha256", "batches_sha256"):
         digests = [{run[key] for run in whole if run["seed"] == seed} for seed in (0, 1)]

@@ -173,13 +173,13 @@ SCRIPTS: list[Any] = [("train_gpt", 1), ("train_fsdp2", 1), ("train_fsdp2", 4)]
 
 
 @pytest.mark.parametrize(("name", "processes"), SCRIPTS[:2])
-def test_example_that_is_killed_twice_and_resumed_has_the_same_losses(
+def test_example_killed_twice_and_resumed_has_the_same_losses(
     tmp_path: Path, name: str, processes: int
 ) -> None:
     broken_run_equals_a_whole_one(tmp_path, name, processes, kills=2, seed=1)
 
 
-def test_process_that_is_killed_has_torchrun_start_all_anew_and_the_losses_are_the_same(
+def test_killed_process_restarts_under_torchrun_with_same_losses(
     tmp_path: Path,
 ) -> None:
     options = shlex.split("--layers 2 --dim 32 --heads 2 --seq-len 32 --batch 8 --steps 10 --corpus-mb 0.4")
@@ -208,7 +208,7 @@ def test_process_that_is_killed_has_torchrun_start_all_anew_and_the_losses_are_t
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "processes"), SCRIPTS)
-def test_example_that_is_killed_at_many_moments_and_resumed_has_the_same_losses(
+def test_example_killed_at_many_moments_resumes_with_same_losses(
     tmp_path: Path, name: str, processes: int
 ) -> None:
     assert broken_run_equals_a_whole_one(tmp_path, name, processes, KILLS, seed=2) > KILLS // 3

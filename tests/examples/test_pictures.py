@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
+PAGES = ("look-inside.md", "planning.md", "rank.md")
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
@@ -48,7 +49,7 @@ def labels(path: Path) -> set[str]:
 
 
 def test_pictures_of_the_page_are_there_and_shown() -> None:
-    text = "".join((PICTURES.parent / page).read_text() for page in ("pictures.md", "planning.md"))
+    text = "".join((PICTURES.parent / page).read_text() for page in PAGES)
     shown = re.findall(r"!\[[^\]]{20,}\]\(pictures/([\w-]+\.svg)\)", text)
     assert sorted(shown) == sorted(path.name for path in PICTURES.iterdir())
     assert len(shown) >= 6
@@ -84,7 +85,7 @@ def test_picture_has_the_words_that_the_page_explains(name: str, wanted: set[str
 
 
 def test_page_explains_every_number_of_a_picture() -> None:
-    page = (PICTURES.parent / "pictures.md").read_text()
+    page = (PICTURES.parent / "look-inside.md").read_text()
     for name in ("explain", "plan", "metrics", "verify"):
         after = page.partition(f"(pictures/{name}.svg)")[2].partition("\n#")[0].partition("\n![")[0]
         explained = re.findall(r"^(\d+)\. ", after, re.MULTILINE)

@@ -81,7 +81,7 @@ def mnist1d() -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / "train_mnist1d.py"))
 
 
-def test_mnist1d_signals_are_balanced_standardized_and_those_of_their_seed(mnist1d: dict[str, Any]) -> None:
+def test_mnist1d_signals_are_balanced_standardized_and_seeded(mnist1d: dict[str, Any]) -> None:
     signals, targets = mnist1d["mnist1d"](200, seed=3)
     assert signals.shape == (200, 1, 40)
     assert targets.bincount().tolist() == [20] * 10
@@ -115,7 +115,7 @@ def test_mnist1d_example_without_noise_is_its_template_moved(mnist1d: dict[str, 
     assert rolled.argmax() in range(5, 10)
 
 
-def test_swap_from_dion_script_says_that_the_other_package_is_missing() -> None:
+def test_swap_from_dion_script_says_that_a_package_is_missing() -> None:
     if importlib.util.find_spec("dion") is not None:
         pytest.skip("a package called dion is installed")
     text = run("swap_from_dion.py", "--steps", "100")
@@ -124,7 +124,7 @@ def test_swap_from_dion_script_says_that_the_other_package_is_missing() -> None:
     assert "microsoft/dion is not installed" in text
 
 
-def test_swap_from_dion_script_goes_on_from_a_checkpoint_of_the_other_package(tmp_path: Path) -> None:
+def test_swap_from_dion_script_goes_on_from_the_other_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "dion.py").write_text(FAKE_DION)
     text = run("swap_from_dion.py", "--steps", "20", path=tmp_path)
     assert text.count("a step of dion") == 20 + 10

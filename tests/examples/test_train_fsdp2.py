@@ -113,9 +113,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- losses ------------------------------------------------------------
 
 
-def test_train_fsdp2_one_process_under_torchrun_has_the_losses_of_a_plain_run(
-    alone: list[float], tmp_path: Path
-) -> None:
+def test_one_process_under_torchrun_has_losses_of_a_plain_run(alone: list[float], tmp_path: Path) -> None:
     report = report_of(tmp_path, 1)
     assert report["mesh"] == {"dp": 1, "fs": 1, "tp": 1}
     assert gap(report["losses"], alone) < TOLERANCE
@@ -134,7 +132,7 @@ def test_train_fsdp2_four_processes_have_the_losses_of_one(alone: list[float], w
     )
 
 
-def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path) -> None:
+def test_train_fsdp2_compare_fails_where_losses_differ_too_much(tmp_path: Path) -> None:
     options = ["--mesh", "fs=2", "--stop-at", "2", "--compare", "--tolerance", "-1"]
     done = torchrun(2, [*TINY, *options, "--json", str(tmp_path / "report.json")])
     assert done.returncode != 0
@@ -142,9 +140,7 @@ def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path
     assert json.loads((tmp_path / "report.json").read_text())["largest_difference"] >= 0.0
 
 
-def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients_and_does_not_clip(
-    unclipped: list[float], tmp_path: Path
-) -> None:
+def test_compressed_sync_matches_averaging_and_does_not_clip(unclipped: list[float], tmp_path: Path) -> None:
     kinds = (["--compressed", "on"], ["--compressed", "off", "--clip-norm", "0"])
     reports = [report_of(tmp_path, 2, "--mesh", "dp=2", *kind) for kind in kinds]
     assert [(report["compressed"], report["clip_norm"]) for report in reports] == [("on", 0.0), ("off", 0.0)]
@@ -157,7 +153,7 @@ def test_train_fsdp2_clips_gradients_unless_told(alone: list[float], unclipped: 
 
 
 @pytest.mark.parametrize("mesh", ["fs=2,tp=2", "dp=2,fs=2"])
-def test_train_fsdp2_norm_of_gradients_is_that_of_the_whole_model_in_every_process(
+def test_gradient_norm_is_the_whole_models_in_every_process(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, mesh: str
 ) -> None:
     steps, wanted = [*TINY, "--dtype", "float64", "--stop-at", "3", "--clip-norm", "0.25"], []
@@ -181,9 +177,7 @@ def test_train_fsdp2_norm_of_gradients_is_that_of_the_whole_model_in_every_proce
 
 
 @pytest.mark.parametrize("name", ["dion", "lion"])
-def test_train_fsdp2_optimizer_takes_the_model_and_sorts_its_parameters_by_name(
-    script: ModuleType, name: str
-) -> None:
+def test_optimizer_takes_the_model_and_sorts_parameters_by_name(script: ModuleType, name: str) -> None:
     parser = script.build_parser()
     options = parser.parse_args([*TINY, "--optimizer", name, "--weight-decay", "0.5"])
     settings = script.checked_settings(parser, options, 1)
@@ -199,7 +193,7 @@ def test_train_fsdp2_optimizer_takes_the_model_and_sorts_its_parameters_by_name(
     assert [rest[key] for key in ("algorithm", "lr", "weight_decay")] == scalar
 
 
-def test_train_fsdp2_gathering_goes_on_from_a_run_that_kept_and_has_its_losses(
+def test_gathering_resumes_a_run_that_kept_with_equal_losses(
     whole: dict[str, Any], half: Path, tmp_path: Path
 ) -> None:
     report = report_of(tmp_path, 4, "--mesh", "fs=2,tp=2", "--resume", str(half), "--route", "gather")
@@ -213,7 +207,7 @@ def test_train_fsdp2_gathering_goes_on_from_a_run_that_kept_and_has_its_losses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fs=8", "fs=4,tp=2"])
-def test_train_fsdp2_routes_have_the_same_losses_on_eight_processes(tmp_path: Path, mesh: str) -> None:
+def test_train_fsdp2_routes_have_equal_losses_on_eight_processes(tmp_path: Path, mesh: str) -> None:
     keys = ["--mesh", mesh, "--dtype", "float32", "--route"]
     keep, gather = (report_of(tmp_path, 8, *keys, route) for route in ("keep", "gather"))
     assert keep["sent"] != gather["sent"]
@@ -269,7 +263,7 @@ def test_train_fsdp2_float32_losses_differ_by_rounding_only(tmp_path: Path, opti
 # ---- checkpoints ------------------------------------------------------------
 
 
-def test_train_fsdp2_checkpoint_of_four_processes_continues_in_two(
+def test_checkpoint_of_four_processes_continues_in_two(
     whole: dict[str, Any], half: Path, tmp_path: Path
 ) -> None:
     report = report_of(tmp_path, 2, "--mesh", "fs=2", "--resume", str(half))
@@ -279,7 +273,7 @@ def test_train_fsdp2_checkpoint_of_four_processes_continues_in_two(
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_train_fsdp2_checkpoint_of_four_processes_continues_in_this_one(
+def test_checkpoint_of_four_processes_continues_in_this_one(
     script: ModuleType, whole: dict[str, Any], half: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.json"
@@ -299,7 +293,7 @@ def test_train_fsdp2_resume_with_other_settings_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_train_fsdp2_keeps_the_newest_checkpoints_and_resumes_from_any(
+def test_train_fsdp2_keeps_newest_checkpoints_and_resumes_any(
     script: ModuleType, alone: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, report = tmp_path / "runs", tmp_path / "report.json"
@@ -321,7 +315,7 @@ def test_train_fsdp2_keeps_the_newest_checkpoints_and_resumes_from_any(
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_train_fsdp2_same_command_starts_goes_on_and_has_nothing_left_to_do(
+def test_train_fsdp2_same_command_starts_goes_on_and_finishes(
     script: ModuleType, alone: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, path = tmp_path / "runs", tmp_path / "report.json"
@@ -342,7 +336,7 @@ def test_train_fsdp2_same_command_starts_goes_on_and_has_nothing_left_to_do(
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2", "fs=4", "dp=2,tp=2"])
 @pytest.mark.parametrize("compressed", ["on", "off"])
-def test_train_fsdp2_checkpoint_of_replicas_continues_on_every_mesh(
+def test_checkpoint_of_replicas_continues_on_every_mesh(
     unclipped: list[float], tmp_path: Path, mesh: str, compressed: str
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
@@ -406,7 +400,7 @@ def test_train_fsdp2_bad_argument_is_a_clear_error(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_train_fsdp2_started_anew_on_the_store_of_before_is_a_clear_error(
+def test_train_fsdp2_restart_on_the_old_store_is_a_clear_error(
     script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in (("RUN_ID", "x"), ("RESTART_COUNT", "1"), ("USE_AGENT_STORE", "True")):

@@ -68,7 +68,7 @@ def test_train_gpt_tiny_run_lowers_held_out_loss(comparison: Path, name: str) ->
     assert run["train_seconds"] < run["wall_seconds"]
 
 
-def test_train_gpt_comparison_starts_equal_and_sees_equal_batches(comparison: Path) -> None:
+def test_train_gpt_comparison_has_equal_starts_and_batches(comparison: Path) -> None:
     runs = runs_of(comparison)
     assert list(runs) == list(OPTIMIZERS)
     for key in ("initial_weights_sha256", "batches_sha256"):
@@ -189,7 +189,7 @@ def test_train_gpt_resume_in_another_process_continues_bit_equal(tmp_path: Path)
     assert_same_end(whole, rest)
 
 
-def test_train_gpt_same_command_starts_goes_on_and_has_nothing_left_to_do(
+def test_train_gpt_same_command_starts_goes_on_and_finishes(
     modules: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: None
 ) -> None:
     whole, broken = tmp_path / "whole.pt", tmp_path / "broken.pt"

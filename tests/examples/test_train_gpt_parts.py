@@ -54,7 +54,7 @@ def test_gpt_parameter_count_is_that_of_its_sizes(modules: dict[str, ModuleType]
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_build_optimizer_gives_exactly_the_block_matrices_to_dion(
+def test_build_optimizer_gives_only_block_matrices_to_dion(
     modules: dict[str, ModuleType], tied: bool
 ) -> None:
     recipes = modules["recipes"]
@@ -110,7 +110,7 @@ def test_initial_scale_is_a_factor_on_the_matrices_of_the_blocks(modules: dict[s
         assert torch.equal(other[name], factor * parameter), name
 
 
-def test_losses_of_an_average_are_beside_those_of_the_last_weights(
+def test_losses_of_an_average_accompany_those_of_last_weights(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes, training = modules["recipes"], modules["training"]
@@ -169,7 +169,7 @@ def test_load_corpus_splits_by_file_under_the_cap(
     assert again.held_out_names == corpus.held_out_names
 
 
-def test_windows_visit_all_tokens_once_in_an_epoch_and_shuffle_anew(modules: dict[str, ModuleType]) -> None:
+def test_windows_visit_all_tokens_once_an_epoch_and_reshuffle(modules: dict[str, ModuleType]) -> None:
     windows = modules["corpus"].Windows(torch.arange(101, dtype=torch.uint8), seq_len=10, seed=3)
     first, second = windows.next_batch(10), windows.next_batch(10)
     for epoch in (first, second):

@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 LAZY = ("torchtitan", "axolotl", "megatron", "emerging_optimizers", "transformers", "tensorboard", "wandb")
 
 
-def test_importing_the_package_imports_no_framework_and_no_adapter() -> None:
+def test_importing_the_package_imports_no_framework_or_adapter() -> None:
     code = "import sys, oxidion, oxidion.compat.titan, oxidion.compat.megatron; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -207,7 +207,7 @@ def test_axolotl_word_makes_its_class_by_both_doors(name: str, cls: type, bits: 
         assert not torch.equal(before, model.block["mlp"].weight)
 
 
-def test_axolotl_keys_of_dion_arrive_and_absent_ones_are_the_class_s(plugin: Any) -> None:
+def test_axolotl_keys_of_dion_arrive_and_absent_ones_are_default(plugin: Any) -> None:
     keys = {"dion_lr": 0.03, "dion_momentum": 0.9, "dion_rank_fraction": 0.5, "dion_rank_multiple_of": 2}
     made = plugin.make(tiny(), {**AXOLOTL, "optimizer": "dion", **keys})
     read = [made.param_groups[0][key] for key in ("lr", "mu", "rank_fraction", "rank_multiple_of")]
@@ -232,7 +232,7 @@ def test_axolotl_optim_args_are_those_of_a_class_beside_a_model(plugin: Any) -> 
     assert (rest["algorithm"], rest["betas"]) == ("lion", (0.8, 0.9))
 
 
-def test_axolotl_words_that_are_not_the_plugins_are_left_to_axolotl(plugin: Any) -> None:
+def test_axolotl_words_foreign_to_the_plugin_are_left_to_axolotl(plugin: Any) -> None:
     for optimizer in ("adamw_torch", None, "sinkgd"):
         trainer = trainer_of(tiny())
         assert plugin.Plugin().create_optimizer({**AXOLOTL, "optimizer": optimizer}, trainer) is None
@@ -246,7 +246,7 @@ def test_axolotl_keys_that_ask_for_other_groups_are_refused(key: str, plugin: An
         plugin.make(tiny(), {**AXOLOTL, "optimizer": "muon", key: 0.5})
 
 
-def test_axolotl_itself_loads_the_plugin_and_its_trainer_makes_the_optimizer(monkeypatch: Patch) -> None:
+def test_axolotl_itself_loads_the_plugin_and_makes_the_optimizer(monkeypatch: Patch) -> None:
     base = peer("axolotl.integrations.base", monkeypatch)
     cfg_of = peer("axolotl.utils.dict", monkeypatch).DictDefault
     mixin = peer("axolotl.core.trainers.mixins.optimizer", monkeypatch).OptimizerMixin
@@ -290,7 +290,7 @@ def registry(monkeypatch: Patch) -> Any:
     return stubs.megatron(monkeypatch)
 
 
-def test_megatron_entry_makes_muon_of_the_configuration_and_keeps_its_keys(registry: Any) -> None:
+def test_megatron_entry_makes_configured_muon_and_keeps_its_keys(registry: Any) -> None:
     assert megatron.register("Muon") == "oxidion_muon"
     assert megatron.register("Muon") == "oxidion_muon"
     config = stubs.Config(**READY, lr=0.03, weight_decay=0.2, muon_momentum=0.9, muon_nesterov=True)
@@ -328,7 +328,7 @@ def test_megatron_steps_are_those_of_the_formula(registry: Any) -> None:
     torch.testing.assert_close(model.weight.detach(), expected, rtol=0, atol=1e-8)
 
 
-def test_megatron_parameters_may_be_replaced_by_copies_in_float32(registry: Any) -> None:
+def test_megatron_parameters_may_be_replaced_by_float32_copies(registry: Any) -> None:
     megatron.register("Muon")
     model = nn.Linear(6, 8, bias=False, dtype=torch.bfloat16)
     made = made_by(registry, "oxidion_muon", stubs.Config(**READY), model)
@@ -344,7 +344,7 @@ def test_megatron_parameters_may_be_replaced_by_copies_in_float32(registry: Any)
     made.step()
 
 
-def test_megatron_state_is_saved_and_loaded_with_the_keys_of_its_groups(registry: Any) -> None:
+def test_megatron_state_is_saved_and_loaded_with_its_group_keys(registry: Any) -> None:
     megatron.register("Muon")
     models = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False)
     models[1].load_state_dict(models[0].state_dict())
@@ -384,7 +384,7 @@ def test_megatron_scales_that_muon_lacks_are_refused(
     assert made_by(registry, "oxidion_muon", config, nn.Linear(2, 3)).param_groups[0]["adjust_lr"] is None
 
 
-def test_megatron_coefficients_repeat_as_emerging_optimizers_does(registry: Any) -> None:
+def test_megatron_coefficients_repeat_as_in_emerging_optimizers(registry: Any) -> None:
     megatron.register("Muon")
     config = stubs.Config(**{**READY, "muon_coefficient_type": "polar_express", "muon_num_ns_steps": 4})
     group = made_by(registry, "oxidion_muon", config, nn.Linear(2, 3)).param_groups[0]
@@ -397,7 +397,7 @@ def test_megatron_coefficients_repeat_as_emerging_optimizers_does(registry: Any)
 
 
 @pytest.mark.parametrize("optimizer", ["Dion", "NorMuon", "AdamW", "Lion", "Adafactor", "CAME"])
-def test_megatron_entry_of_another_class_takes_arguments_of_register(optimizer: str, registry: Any) -> None:
+def test_megatron_entry_of_a_class_takes_register_arguments(optimizer: str, registry: Any) -> None:
     matrix = optimizer in {"Dion", "NorMuon"}
     more = {"rank_fraction": 0.5} if optimizer == "Dion" else {}
     more = {"relative_step": False} if optimizer == "Adafactor" else more
@@ -456,7 +456,7 @@ def cut(model: nn.Module, dim: int = 0) -> nn.Module:
 PARTS = types.SimpleNamespace(tp=Group(2), expt_tp=Group(1))
 
 
-def test_megatron_parts_are_stepped_by_part_only_where_that_was_asked_for(registry: Any) -> None:
+def test_megatron_parts_step_separately_only_where_asked_for(registry: Any) -> None:
     megatron.register("Muon")
     by_part = stubs.Config(**READY)
     made = made_by(registry, "oxidion_muon", by_part, cut(nn.Linear(6, 8)), pg_collection=PARTS)
@@ -510,7 +510,7 @@ def real_megatron(monkeypatch: Patch) -> Any:
 
 
 @pytest.mark.parametrize("coefficients", ["quintic", "polar_express"])
-def test_megatron_itself_steps_alike_with_its_muon_and_with_this_one(
+def test_megatron_itself_steps_alike_with_its_muon_and_this_one(
     coefficients: str, real_megatron: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("RANK", "0")

@@ -269,7 +269,7 @@ def test_bias_correction_of_a_group_is_read() -> None:
     assert [group["debias"] for group in optimizer.param_groups] == ["none", "step", "step"]
 
 
-def test_names_do_not_take_the_place_of_the_classes_they_stand_for() -> None:
+def test_names_do_not_replace_the_classes_they_stand_for() -> None:
     group = {"params": [nn.Parameter(torch.ones(3, 3))], "algorithm": "lamb"}
     assert oxidion.AdamW([group]).param_groups[0]["debias"] == "moments"
 

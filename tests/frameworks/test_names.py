@@ -66,7 +66,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_name_makes_an_optimizer_of_its_class_that_steps_every_parameter(name: str) -> None:
+def test_name_makes_an_optimizer_that_steps_every_parameter(name: str) -> None:
     low_rank = name.startswith(("galore", "apollo"))
     targets = {"optim_target_modules": "all-linear", "optim_args": "rank=2"} if low_rank else {}
     args = arguments(learning_rate=0.01, weight_decay=0.125, **targets)
@@ -91,7 +91,7 @@ def test_arguments_of_adam_count_and_more_arguments_win() -> None:
     assert from_name("lion_32bit", args)[1]["betas"] == (0.8, 0.95)
 
 
-def test_low_rank_groups_have_the_targets_and_what_optim_args_say() -> None:
+def test_low_rank_groups_have_targets_and_what_optim_args_say() -> None:
     args = arguments(
         optim_target_modules=["attn", r"lm_.*"],
         optim_args="rank=3, update_proj_gap=50, scale=0.5, proj_type=right, svd=gram",
@@ -186,7 +186,7 @@ TARGETS = {"optim_target_modules": "all-linear", "optim_args": "rank=2"}
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
-def test_layerwise_names_step_in_the_backward_pass_as_the_others_after_it(name: str) -> None:
+def test_layerwise_names_step_in_backward_as_others_after_it(name: str) -> None:
     args = arguments(learning_rate=0.01, max_grad_norm=0.0, **TARGETS)
     models = [tiny(), tiny()]
     models[1].load_state_dict(models[0].state_dict())
@@ -236,7 +236,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_name_without_a_counterpart_says_what_is_missing_and_what_to_take(name: str) -> None:
+def test_name_without_a_counterpart_says_what_to_take_instead(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^optim='{name}': oxidion does not have {REFUSED[name]}"):
         from_name(name, arguments())
 
@@ -246,7 +246,7 @@ def test_name_that_nobody_has_is_refused_with_the_nearest() -> None:
         from_name("adamw_torh", arguments())
 
 
-def test_every_name_of_transformers_is_taken_or_refused_with_a_reason(
+def test_every_transformers_name_is_taken_or_refused_with_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = peer("transformers.training_args", monkeypatch).OptimizerNames

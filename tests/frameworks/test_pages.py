@@ -182,7 +182,7 @@ def test_groups_may_be_given_anew_with_other_parameters() -> None:
     assert [row["name"] for row in optimizer.explain()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_parameters_that_zero_3_has_flattened_are_refused_with_the_way_out() -> None:
+def test_parameters_flattened_by_zero_3_raise_with_a_remedy() -> None:
     weight = nn.Parameter(torch.zeros(4, 6))
     weight.ds_id = 0  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"DeepSpeed ZeRO-3 flattens its parameters; use FSDP2"):
@@ -212,7 +212,7 @@ for stage in (1, 2, 3):
 """Stages of ZeRO over a class that steps by element, with names, and over three that do not."""
 
 
-def test_deepspeed_itself_has_its_flat_partitions_refused_at_every_stage(
+def test_flat_partitions_of_deepspeed_are_refused_at_every_stage(
     tmp_path: Path,
 ) -> None:
     if importlib.util.find_spec("deepspeed") is None:

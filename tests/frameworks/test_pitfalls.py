@@ -50,14 +50,14 @@ def trainer_with(kwargs: tuple[Any, dict[str, Any]], folder: object) -> Any:
     return transformers.Trainer(tiny_llama(), args, optimizer_cls_and_kwargs=kwargs)
 
 
-def test_trainer_has_its_learning_rate_and_decay_not_reach_the_factory(tmp_path: object) -> None:
+def test_trainer_rate_and_decay_do_not_reach_the_factory(tmp_path: object) -> None:
     kwargs = {"optimizer": "Muon", "lr": 0.02, "weight_decay": 0.01, "groups": {"scalar_lr": 3e-3}}
     optimizer = trainer_with((OptimizerFactory, kwargs), tmp_path).create_optimizer()
     found = {(group["algorithm"], group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert found == {("muon", 0.02, 0.01), ("adamw", 3e-3, 0.0)}
 
 
-def test_trainer_given_a_class_has_it_orthonormalize_embeddings_and_the_output_layer(
+def test_trainer_given_a_class_orthonormalizes_embeddings_too(
     tmp_path: object,
 ) -> None:
     trainer = trainer_with((oxidion.Muon, {"lr": 0.02, "strict": False}), tmp_path)
@@ -66,7 +66,7 @@ def test_trainer_given_a_class_has_it_orthonormalize_embeddings_and_the_output_l
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_lightning_clips_under_mixed_precision_only_when_told_who_unscales(told: bool) -> None:
+def test_lightning_clips_mixed_precision_only_where_it_unscales(told: bool) -> None:
     amp = package("lightning.pytorch.plugins.precision.amp")
     plugin = amp.MixedPrecision("bf16-mixed", "cpu")
     layer = nn.Linear(4, 4)
@@ -82,7 +82,7 @@ def test_lightning_clips_under_mixed_precision_only_when_told_who_unscales(told:
     assert torch.stack(norms).norm().item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_timm_scheduler_multiplies_by_the_scale_that_a_group_of_muon_has() -> None:
+def test_timm_scheduler_multiplies_by_the_scale_of_a_muon_group() -> None:
     scheduler = package("timm.scheduler")
     layers = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     groups = [{"params": [layer.weight], "lr_scale": 0.5**at} for at, layer in enumerate(layers)]

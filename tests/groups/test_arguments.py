@@ -45,7 +45,7 @@ def test_last_layer_of_any_name_is_the_layer_of_outputs() -> None:
     assert groups.decisions["frozen.weight"] == "frozen, left out"
 
 
-def test_layer_that_leads_back_to_the_features_is_no_layer_of_outputs() -> None:
+def test_layer_leading_back_to_the_features_is_no_output_layer() -> None:
     block = nn.Module()
     block.up, block.down = nn.Linear(8, 32), nn.Linear(32, 8)
     assert taken(oxidion.param_groups(block, "muon"), algorithm="muon") == {"up.weight", "down.weight"}
@@ -72,7 +72,7 @@ class Backwards(nn.Module):
     [torch.ones(3, 6), (torch.ones(3, 6), 2.0), {"x": torch.ones(3, 6), "scale": 2.0}],
     ids=["tensor", "tuple", "dict"],
 )
-def test_forward_pass_finds_the_layer_of_outputs_and_changes_nothing(example: Any) -> None:
+def test_forward_pass_finds_the_output_layer_and_changes_nothing(example: Any) -> None:
     torch.manual_seed(0)
     model = Backwards().train()
     model.drop.eval()
@@ -260,7 +260,7 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_orientation_of_experts_follows_from_the_sizes_between_layers(turned: bool) -> None:
+def test_orientation_of_experts_follows_from_layer_sizes(turned: bool) -> None:
     model = nn.Module()
     model.embed = nn.Embedding(11, 8)
     model.moe = nn.Module()
@@ -313,7 +313,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("use", ["True", "False"])
-def test_flat_parameters_are_refused_by_name_and_stepped_by_adamw(use: str) -> None:
+def test_flat_parameters_are_refused_by_name_or_stepped_by_adamw(use: str) -> None:
     (done,) = forks.common().run(FSDP1.replace("USE", use))
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -118,7 +118,7 @@ def test_arguments_of_groups_are_taken_beside_a_model() -> None:
     assert found["0.weight"]["average"] == found["1.weight"]["average"] == "ema"
 
 
-def test_parameters_beside_their_model_are_sorted_and_keep_their_keys() -> None:
+def test_parameters_given_with_their_model_are_sorted_with_keys() -> None:
     model = network()
     for params in (model.parameters(), list(model.named_parameters())):
         whole = oxidion.Muon(params, model=model, lr=0.02, summary=False)
@@ -428,7 +428,7 @@ def test_a_key_of_another_algorithm_is_told_the_nearest(algorithm: str, key: str
         oxidion.AdamW([{"params": [weight], "algorithm": algorithm, key: 1}])
 
 
-def test_keys_that_say_nothing_new_and_those_of_other_optimizers_stay() -> None:
+def test_redundant_keys_and_those_of_other_optimizers_are_kept() -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     fields = {key: field for own in OxOptimizer._schemas().values() for key, field in own.items()}
     for algorithm, key, _ in pairs():

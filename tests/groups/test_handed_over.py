@@ -289,7 +289,7 @@ def test_sizes_that_are_lists_are_no_sizes() -> None:
         (Parts(body=body().requires_grad_(False), probe=nn.Linear(64, 10)), ["probe.weight"]),
     ],
 )
-def test_last_layers_whose_outputs_nothing_takes_are_output_layers(model: Any, heads: list[str]) -> None:
+def test_layers_whose_outputs_nothing_takes_are_output_layers(model: Any, heads: list[str]) -> None:
     groups = oxidion.param_groups(model, "muon", summary=False)
     assert [name for name, said in groups.decisions.items() if "output layer" in said] == heads
 

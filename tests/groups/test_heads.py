@@ -90,7 +90,7 @@ def test_an_unknown_kind_is_a_value_error() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"head_dim": 7}, {"num_heads": 5}, {"num_kv_heads": 4}], ids=str)
-def test_numbers_that_do_not_fit_leave_a_layer_whole_and_are_said(numbers: dict[str, int]) -> None:
+def test_numbers_that_do_not_fit_are_reported_and_cut_nothing(numbers: dict[str, int]) -> None:
     model = grouped(**numbers)
     groups = oxidion.param_groups(model, "muon", summary=False, per_head=True)
     unknown = [name for name, rule in groups.decisions.items() if "heads unknown" in rule]
@@ -110,7 +110,7 @@ def test_fused_layers_are_cut_into_the_heads_of_all_kinds() -> None:
     assert some["attn.o_proj"] == {}
 
 
-def test_order_of_a_fused_layer_that_is_not_certain_is_no_matter_for_all_heads() -> None:
+def test_uncertain_order_of_a_fused_layer_is_fine_for_all_heads() -> None:
     numbers = {"num_heads": 4, "head_dim": 8}
     model = within(module("FalconAttention", numbers, {"query_key_value": linear(32, 96)}))
     assert views(model, per_head=True)["attn.query_key_value"] == {"num_heads": 12}
@@ -118,7 +118,7 @@ def test_order_of_a_fused_layer_that_is_not_certain_is_no_matter_for_all_heads()
     assert "heads unknown" in groups.decisions["attn.query_key_value.weight"]
 
 
-def test_latent_attention_is_cut_into_keys_and_values_of_their_own_sizes() -> None:
+def test_latent_attention_is_cut_into_keys_and_values_by_size() -> None:
     numbers = {
         "num_heads": 4,
         "qk_nope_head_dim": 8,
@@ -168,7 +168,7 @@ def test_latent_attention_without_positions_is_cut_too() -> None:
     assert views(model, per_head=True)["attn.q_b_proj"] == {"num_heads": 4}
 
 
-def test_sizes_of_heads_follow_from_the_layers_where_the_module_does_not_say_them() -> None:
+def test_head_sizes_follow_from_layers_where_modules_omit_them() -> None:
     sizes = {"q_proj": (32, 24), "k_proj": (20, 12), "v_proj": (20, 12), "out_proj": (24, 32)}
     layers = {name: linear(*size) for name, size in sizes.items()}
     found = views(within(module("Attention", {"num_heads": 4, "num_kv_heads": 2}, layers)), per_head=True)
@@ -203,7 +203,7 @@ def test_kinds_that_alternate_are_never_cut_apart_by_order(name: str, numbers: d
     assert "split_sizes" not in views(model)["attn.qkv"]
 
 
-def test_several_layers_in_a_row_are_not_cut_at_a_place_that_is_not_certain() -> None:
+def test_several_layers_in_a_row_are_not_cut_where_uncertain() -> None:
     out = nn.Sequential(linear(32, 32), nn.GELU(), linear(32, 32))
     model = within(module("Attention", {"num_heads": 4, "head_dim": 8}, {"q": linear(32, 32), "out": out}))
     found = views(model, per_head=True)
@@ -247,13 +247,13 @@ def test_adapters_around_a_layer_do_not_hide_its_name() -> None:
     assert views(model, per_head=True)["attn.q_proj.base_layer"] == {"num_heads": 6}
 
 
-def test_layers_of_the_same_names_outside_of_an_attention_stay_whole() -> None:
+def test_layers_of_equal_names_outside_an_attention_are_not_cut() -> None:
     layers = {"q_proj": linear(32, 48), "out": linear(48, 32)}
     model = within(module("Mixer", {"num_heads": 6, "head_dim": 8}, layers))
     assert not any(views(model, per_head=True).values())
 
 
-def test_every_class_takes_the_argument_and_those_without_heads_leave_it() -> None:
+def test_every_class_takes_per_head_or_ignores_it_without_heads() -> None:
     for cls in (oxidion.Muon, oxidion.NorMuon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP):
         optimizer: Any = cls(grouped(), lr=0.01, per_head=True, summary=False)
         assert {group.get("num_heads") for group in optimizer.param_groups} == {None, 2, 6}

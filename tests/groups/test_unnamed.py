@@ -92,7 +92,7 @@ def test_the_same_groups_serve_two_optimizers(cls: Any) -> None:
     assert [group["algorithm"] for group in made] == ["matrix", "scalar"]
 
 
-def test_other_optimizers_save_groups_as_text_and_pickled_ones_need_a_name(tmp_path: Path) -> None:
+def test_groups_are_saved_as_text_and_pickled_ones_need_a_name(tmp_path: Path) -> None:
     theirs = torch.optim.AdamW(groups(lr=0.1))
     torch.save(theirs.state_dict(), tmp_path / "state.pt")
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -139,7 +139,7 @@ def test_none_of_an_override_is_kept() -> None:
     assert (found["up.weight"]["rank"], found["down.weight"]["rank"]) == (None, 4)
 
 
-def test_what_is_written_into_groups_before_a_class_takes_them_stays() -> None:
+def test_values_written_before_a_class_takes_groups_are_kept() -> None:
     made = groups(lr=0.1, scalar_lr=0.2)
     made[0]["lr"], made[0]["nesterov"], made[1]["weight_decay"] = 0.5, True, 0.3
     del made[1]["lr"]
@@ -183,7 +183,7 @@ def test_arguments_of_a_class_win_over_the_defaults_of_another() -> None:
     assert (beside["up.weight"]["lr"], beside["up.weight"]["weight_norm"]) == (0.05, "hyperball")
 
 
-def test_a_class_with_other_defaults_is_refused_in_a_group_that_is_there() -> None:
+def test_class_with_other_defaults_is_refused_in_existing_groups() -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     weight.grad = torch.ones(8, 8)
     for word in (oxidion.MuonH, "MuonH"):

@@ -12,11 +12,6 @@ from .sources import ROOT, numbered, python_files, relative, rust_files
 
 WIDTH = 160
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-#: Pages that still have lines that are too long, with how many at most.
-ALLOWED = {
-    "docs/architecture.md": 2,
-    "docs/optimizers/galore.md": 1,
-}
 #: Tests with torch's own names.
 TORCH_NAMES = "tests/conformance/"
 #: Words that no first sentence of a comment begins with: the thing that it is about comes first.
@@ -50,7 +45,7 @@ def test_lines_too_long_are_found_in_prose_only() -> None:
 @pytest.mark.parametrize("name", [relative(page) for page in PAGES])
 def test_page_has_no_line_that_is_too_long(name: str) -> None:
     found = too_long((ROOT / name).read_text())
-    assert len(found) <= ALLOWED.get(name, 0), f"{name}: lines {found}"
+    assert found == []
 
 
 def slugs(text: str) -> set[str]:
@@ -85,10 +80,10 @@ def test_tests_that_pages_name_exist() -> None:
     assert [f"{page}: {name}" for page, name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_readme_fits_two_screens_and_says_the_first_things_on_the_first() -> None:
+def test_readme_fits_two_screens_with_the_first_things_first() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 80
-    first = "\n".join(lines[:25])
+    first = "\n".join(lines[:40])
     for word in ("Optimizers for PyTorch", "Linux x86-64", "CUDA", "torch", "pip install ."):
         assert word in first
     assert "make demo" in "\n".join(lines)
@@ -111,12 +106,12 @@ def is_vague(sentence: str) -> bool:
     return first is not None and first[0] in VAGUE
 
 
-def test_vague_sentences_are_found_at_the_beginning_of_a_comment_only() -> None:
+def test_vague_sentences_are_found_only_where_comments_begin() -> None:
     text = "//! What a.\n//! How.\n\n/// A b.\n/// Where c.\nd\n    /// Whether e.\n// How f.\n/// Whatever."
     assert [number for number, words in openings(text) if is_vague(words)] == [1, 7]
 
 
-def test_first_sentence_of_a_rust_comment_begins_with_its_subject() -> None:
+def test_first_sentence_of_rust_comments_begins_with_its_subject() -> None:
     comments = [
         (f"{relative(file)}:{number}", words)
         for file in rust_files()
@@ -157,7 +152,7 @@ def test_what_holds_a_convention_exists() -> None:
     assert [h for h in holders if not (ROOT / h).exists() and h not in SETTINGS] == []
 
 
-def test_changelog_has_an_unreleased_section_and_one_of_this_version() -> None:
+def test_changelog_has_sections_unreleased_and_of_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
     assert version

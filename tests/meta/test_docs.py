@@ -48,7 +48,7 @@ def test_there_are_classes_pages_and_blocks_to_check() -> None:
 
 
 @pytest.mark.parametrize("name", {value.__name__: name for name, value in CLASSES.items()})
-def test_optimizer_has_a_page_with_algorithm_example_arguments_and_references(name: str) -> None:
+def test_optimizer_has_a_page_with_all_expected_sections(name: str) -> None:
     page = ROOT / "docs" / "optimizers" / f"{CLASSES[name].__module__.rpartition('.')[2]}.md"
     text = page.read_text()
     assert name in text.splitlines()[0]

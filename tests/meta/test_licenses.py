@@ -53,7 +53,7 @@ def test_expression_is_met_only_by_allowed_licences(expression: str, met: bool) 
     assert allows(expression, {"MIT", "ISC", "ISC WITH LLVM-exception"}) == met
 
 
-def test_crate_and_distribution_name_the_same_licences_and_both_files() -> None:
+def test_crate_and_distribution_name_the_same_licence_files() -> None:
     project = toml("pyproject.toml")["project"]
     assert project["license"] == toml("Cargo.toml")["package"]["license"] == "MIT OR Apache-2.0"
     assert project["license-files"] == FILES
@@ -88,7 +88,7 @@ def locked() -> list[dict[str, Any]]:
     return crates
 
 
-def test_every_locked_crate_has_an_allowed_licence_and_no_allowance_is_idle() -> None:
+def test_every_crate_licence_is_allowed_and_no_allowance_is_idle() -> None:
     licences = {package["name"]: package["license"] for package in locked()}
     allowed = set(toml(".ci/deny.toml")["licenses"]["allow"])
     assert {name: text for name, text in licences.items() if not allows(text or "none", allowed)} == {}
@@ -104,7 +104,7 @@ def test_every_locked_crate_comes_from_the_registry() -> None:
     assert {source for source in sources.values() if source} == {f"registry+{registry}"}
 
 
-def test_crates_of_two_versions_are_those_that_are_listed_with_a_reason() -> None:
+def test_crates_of_two_versions_are_listed_with_a_reason() -> None:
     versions: dict[str, list[str]] = {}
     for package in locked():
         versions.setdefault(package["name"], []).append(package["version"])

@@ -66,7 +66,7 @@ def test_new_optimizer_takes_eight_files(tree: Path) -> None:
     assert not left
 
 
-def test_optimizer_that_was_written_so_is_in_these_files_and_in_lists_of_choice(tree: Path) -> None:
+def test_optimizer_of_the_scaffold_is_in_the_expected_files(tree: Path) -> None:
     """AdEMAMix: besides its eight files only modules with other packages' names, and lists of classes."""
     scaffold(tree, "heavy_ball", "--class-name", "HeavyBall")
     folders = [tree / "src", tree / "python"]

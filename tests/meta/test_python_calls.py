@@ -36,7 +36,7 @@ def called() -> set[str]:
     return found - {"map_err", "map", "and_then", "into_iter", "lock", "try_lock", "unwrap_or_else"}
 
 
-def test_every_method_of_the_session_is_known_to_use_memory_or_not() -> None:
+def test_every_session_method_is_known_to_use_memory_or_not() -> None:
     assert called() == USES_MEMORY | USES_NONE
 
 
@@ -70,7 +70,7 @@ def test_interpreter_is_attached_where_it_is_listed() -> None:
     assert found == CALLS_PYTHON
 
 
-def test_what_is_in_use_is_looked_at_after_the_function_of_the_user() -> None:
+def test_memory_in_use_is_checked_after_the_users_function() -> None:
     text = body((BORDER / "group.rs").read_text(), "callback")
     order = [".call(", "require_memory(&result)", "drop(result)", "look_at_what_is_in_use()?", "Ok(values)"]
     assert_order(text, order)

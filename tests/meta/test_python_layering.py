@@ -166,7 +166,7 @@ def test_the_step_of_python_names_no_algorithm() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_key_of_state_has_one_role_in_all_algorithms_of_a_class() -> None:
+def test_state_key_has_one_role_in_all_algorithms_of_a_class() -> None:
     """Else `existing` could not tell the role of a state whose parameter another algorithm steps."""
     classes = [value for value in vars(oxidion.optim).values() if isinstance(value, type)]
     tables = [value._STATE_NAMES for value in classes if hasattr(value, "_STATE_NAMES")]

@@ -52,7 +52,7 @@ def test_there_are_workflows_for_tests_nights_wheels_and_docs() -> None:
 
 
 @pytest.mark.parametrize("name", [file.name for file in WORKFLOWS])
-def test_workflow_is_valid_reads_only_and_makes_targets_that_exist(name: str) -> None:
+def test_workflow_is_valid_read_only_and_makes_existing_targets(name: str) -> None:
     flow = workflow(name)
     assert {"name", "on", "permissions", "jobs"} <= flow.keys()
     assert flow["permissions"] == {"contents": "read"}
@@ -73,7 +73,7 @@ def test_workflow_is_valid_reads_only_and_makes_targets_that_exist(name: str) ->
         assert (ROOT / path).exists(), path
 
 
-def test_workflow_of_tests_runs_the_local_entry_on_oldest_and_newest_python() -> None:
+def test_workflow_of_tests_runs_on_oldest_and_newest_python() -> None:
     job = workflow("test.yml")["jobs"]["test"]
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
     lowest = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())

@@ -83,7 +83,7 @@ def test_core_repeats_no_default() -> None:
     assert found == {"num_heads"}  # None is one head
 
 
-def test_settings_of_the_tests_of_the_core_are_defaults_of_classes() -> None:
+def test_settings_of_core_tests_are_defaults_of_classes() -> None:
     lines = [line.partition(" ") for line in DEFAULTS.read_text().splitlines()]
     classes = OxOptimizer._registry.values()
     for key, _, value in lines:
@@ -160,7 +160,7 @@ def test_new_common_key_takes_eight_files(tmp_path: Path) -> None:
     assert done.stdout.endswith("done\n"), done.stderr[-3000:]
 
 
-def test_every_common_argument_is_in_the_signature_of_every_class() -> None:
+def test_every_class_has_every_common_argument_in_its_signature() -> None:
     common = CommonOptions.__annotations__.keys() - ModelOptions.__annotations__.keys()
     for cls in OxOptimizer._registry.values():
         assert common <= inspect.signature(cls).parameters.keys(), cls

@@ -127,9 +127,7 @@ def test_collectives_that_the_device_carries_are_exposed() -> None:
 
 
 @pytest.mark.parametrize(("share", "busy"), [(1.0, 6e9), (1.5, 4e9), (2.0, 3e9), (8.0, 3e9)])
-def test_busiest_of_those_that_share_a_processor_takes_the_turns_of_the_others(
-    share: float, busy: float
-) -> None:
+def test_busiest_on_a_shared_processor_takes_turns_of_the_others(share: float, busy: float) -> None:
     time = step_time(OnlyOwned(), replace(MEASURED, share=share), "float32", {})
     assert time.compute == pytest.approx(busy / 1e12 + LAUNCH, rel=1e-2)
 
@@ -274,7 +272,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_configuration_of_transformers_has_the_matrices_of_its_model(name: str, tmp_path: Path) -> None:
+def test_configuration_of_transformers_has_its_models_matrices(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
     logging.disable(logging.CRITICAL)
     try:

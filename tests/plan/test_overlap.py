@@ -47,7 +47,7 @@ def test_plan_of_fsdp_prints_the_expected_schedule() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["dion", "muon"])
-def test_buckets_compute_while_collectives_of_others_are_in_flight(algorithm: str) -> None:
+def test_buckets_compute_while_other_collectives_are_in_flight(algorithm: str) -> None:
     shapes = [(16 * i, 8) for i in range(1, 7) for _ in range(4)] + [(64,)] * 3
     plan = fsdp(shapes, algorithm, **({"rank_fraction": 0.5} if algorithm == "dion" else {}))
     flying: set[int] = set()
@@ -76,7 +76,7 @@ def test_elementwise_buckets_fill_the_first_gap() -> None:
     assert (issued, waited) == (2, 0)
 
 
-def test_two_lanes_have_their_own_memory_and_one_lane_is_shared_in_turn() -> None:
+def test_two_lanes_have_own_memory_and_each_is_shared_in_turn() -> None:
     one = fsdp([(64, 32)] * 4, "muon").arena_bytes
     two = fsdp([(64, 32)] * 4 + [(32, 64)] * 4, "muon").arena_bytes
     four = fsdp([(64, 32)] * 4 + [(32, 64)] * 4 + [(48, 32)] * 4 + [(32, 48)] * 4, "muon").arena_bytes
@@ -84,7 +84,7 @@ def test_two_lanes_have_their_own_memory_and_one_lane_is_shared_in_turn() -> Non
     assert four == two
 
 
-def test_every_rank_takes_its_share_and_what_is_left_goes_to_the_idle_ones() -> None:
+def test_every_rank_takes_its_share_and_idle_ones_the_remainder() -> None:
     # Three buckets of five matrices on four ranks: one matrix is left over in each.
     shapes = [(8, 4)] * 5 + [(12, 4)] * 5 + [(16, 4)] * 5
     plans = [fsdp(shapes, "muon", rank) for rank in range(4)]
@@ -106,7 +106,7 @@ def test_explain_says_owner_bytes_and_placements() -> None:
     assert plan.rows()[-1]["owner"] == "local"
 
 
-def test_workspace_bound_splits_buckets_but_never_below_one_matrix_a_rank() -> None:
+def test_workspace_bound_keeps_one_matrix_a_rank_in_each_bucket() -> None:
     free = fsdp([(64, 32)] * 16, "muon")
     bound = fsdp([(64, 32)] * 16, "muon", max_batch_bytes=1)
     assert len(free.transfers) == 2
@@ -116,7 +116,7 @@ def test_workspace_bound_splits_buckets_but_never_below_one_matrix_a_rank() -> N
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "normuon", "dion2", "nordion2", "dion"])
-def test_heads_that_lie_whole_on_every_rank_need_no_communication(algorithm: str) -> None:
+def test_heads_whole_on_every_rank_need_no_communication(algorithm: str) -> None:
     for rank in range(4):
         plan = fsdp([(32, 12)] * 2, algorithm, rank, num_heads=8)
         assert plan.transfers == []

@@ -46,7 +46,7 @@ def test_plan_schedule_names_every_bucket_once() -> None:
     assert list(oxidion.Muon(model_groups()).plan().schedule) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_plan_max_batch_bytes_bounds_the_arena_and_keeps_the_result() -> None:
+def test_max_batch_bytes_bounds_the_arena_and_keeps_the_result() -> None:
     def run(limit: int | None) -> tuple[int, list[torch.Tensor]]:
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(32, 16)) for _ in range(20)]

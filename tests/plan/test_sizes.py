@@ -89,7 +89,7 @@ def test_split_sizes_whose_sum_overflows_are_refused() -> None:
         plan((2, 4), algorithm="muon", split_sizes=(2**63 - 1, 2**63 - 1, 4))
 
 
-def test_empty_parameter_with_a_huge_side_is_refused_by_the_optimizer() -> None:
+def test_optimizer_refuses_an_empty_parameter_with_a_huge_side() -> None:
     param = nn.Parameter(torch.empty(0, 2**50))
     param.grad = torch.empty(0, 2**50)
     with pytest.raises(ValueError, match=r"at most 2\^47.*got shape \[0, 1125899906842624\]"):

@@ -41,7 +41,7 @@ def test_what_ranks_send_is_what_the_others_receive(mesh: str, algorithm: str) -
     assert {k: given[k] for k in taken} == dict(taken)
 
 
-def test_an_all_reduce_sends_each_byte_twice_but_for_its_own_share() -> None:
+def test_all_reduce_sends_each_byte_twice_but_for_its_own_share() -> None:
     assert [summed(1200, n) for n in (1, 2, 3, 4)] == [0, 1200, 1600, 1800]
     assert summed(10, 3) == 14  # 13.3 rounded up
 

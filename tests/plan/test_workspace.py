@@ -128,7 +128,7 @@ def least_of(sizes: list[tuple[int, str]], shapes: list[tuple[int, int]], group:
     shapes=st.lists(SHAPE, min_size=1, max_size=4),
     fraction=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
 )
-def test_route_without_a_wish_is_within_every_limit_that_a_forced_one_keeps(
+def test_automatic_route_keeps_every_limit_of_a_forced_one(
     sizes: list[tuple[int, str]], shapes: list[tuple[int, int]], fraction: float
 ) -> None:
     group = {"algorithm": "dion", "rank_fraction": fraction}

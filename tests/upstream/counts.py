@@ -1,4 +1,4 @@
-"""Counts of the suites of others: recorded by a run, shown by ``docs/reliability.md``."""
+"""Counts of the suites of others: recorded by a run, shown by ``README.md`` of this folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).with_name("counts.json")
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- suites: begin -->", "<!-- suites: end -->"
 HEAD = ("suite", "commit", "tests", "passed", "failed", "skipped")
 

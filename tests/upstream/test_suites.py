@@ -3,8 +3,8 @@
 Nothing of them is in this repository. ``OXIDION_UPSTREAM_TORCH`` is a checkout of pytorch/pytorch at the
 version of the torch that is installed, ``OXIDION_UPSTREAM_DION`` one of microsoft/dion,
 ``OXIDION_UPSTREAM_PYTORCH_OPTIMIZER`` one of kozistr/pytorch_optimizer and ``OXIDION_UPSTREAM_HEAVYBALL`` one
-of HomebrewML/HeavyBall, which needs opt_einsum. What fails is explained in ``docs/reliability.md``, by the
-patterns that are listed here. A run writes its counts to ``counts.json`` and to that page.
+of HomebrewML/HeavyBall, which needs opt_einsum. What fails is explained in ``README.md`` of this folder, by
+the patterns that are listed here. A run writes its counts to ``counts.json`` and to that page.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ SOURCES = (
 )
 """All sources, in the order in which they are checked: those that others are used with come first."""
 ENDED_BY_OTHERS = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Exit codes of a child that says nothing about its kernels."""
+"""Exit statuses of a child that says nothing about its kernels."""
 
 KEPT = ("pass", "fail", "timeout")
 """Results that are written to a file."""

@@ -66,7 +66,7 @@ class Part:
         row: number of the row of ``gpu-check`` that it belongs to; 0 if none.
         alone: True if no other part may run at the same time.
         env: environment variables that it has in addition to the others, for the report.
-        codes: exit codes with which it has not crashed.
+        statuses: exit statuses with which it has not crashed.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Part:
     row: int = 0
     alone: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
-    codes: tuple[int, ...] = (0,)
+    statuses: tuple[int, ...] = (0,)
 
 
 class Fork:
@@ -452,7 +452,7 @@ class Runner:
         running.output.collect()
         seconds = time.monotonic() - running.began
         outcome = read_json(running.outcome)
-        if code in part.codes and outcome.get("status"):
+        if code in part.statuses and outcome.get("status"):
             return record(part, outcome, outcome["status"], seconds=seconds), outcome
         if code is None:
             status, reason = "TIMEOUT", f"no answer within {part.limit:g} s"

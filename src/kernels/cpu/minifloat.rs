@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_tiny_positive_numbers_are_not_zero_and_none_is_above_the_largest() {
+    fn quantized_tiny_numbers_are_not_zero_and_none_overflows() {
         for r in [0, 1, 0x8000, 0xffff] {
             for q in [f32::from_bits(1), 1e-30, 1e-12, POSITIVE_VALUES[1] / 2.0] {
                 assert_eq!(positive_code(q, r), 1, "{q}");

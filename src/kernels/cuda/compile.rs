@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_loads_the_shipped_code_that_it_runs_and_nothing_is_compiled() {
+    fn every_device_loads_shipped_code_and_nothing_is_compiled() {
         let names = ["sm_80", "sm_90a", "sm_100"];
         let images: Vec<_> = sources()
             .all
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_code_gives_way_to_what_is_kept_and_that_to_what_is_compiled() {
+    fn refused_code_gives_way_to_kept_and_then_compiled_code() {
         let folder = folder("refused");
         let (key, shipped) = (key(sources(), source("updates.cu"), "sm_80"), image("shipped"));
         let shipped: [(&str, &[u8]); 1] = [(&key, &shipped)];

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_code_is_read_only_as_it_was_written_for_its_key_by_its_owner() {
+    fn kept_code_is_read_only_if_intact_and_of_its_key_and_owner() {
         let folder = folder("kept");
         let file = folder.join("a.cubin");
         store(&file, "a", b"image").unwrap();

@@ -281,7 +281,7 @@ mod tests {
     use crate::tensor::test_views::{view, view_mut};
 
     #[test]
-    fn products_any_shape_and_thread_count_equal_float64_and_touch_nothing_else() {
+    fn products_of_any_shape_equal_float64_on_any_thread_count() {
         for kind in [Kind::Float, Kind::Double] {
             for (rows, cols, inner, gap) in [
                 (768, 768, 48, 0),

@@ -139,7 +139,7 @@ fn amx_tells_by_a_small_product_that_it_multiplies() {
 }
 
 #[test]
-fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
+fn sums_and_factors_apply_once_and_only_the_part_is_written() {
     for kernel in kernels() {
         let (a, b) = (random(20, 9, kernel, 1), random(9, 35, kernel, 2));
         let (out, one, two) =
@@ -169,7 +169,7 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
 }
 
 #[test]
-fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads() {
+fn exactly_symmetric_product_is_equal_on_any_thread_count() {
     for kernel in kernels() {
         for size in [1, 12, 13, 32, 33, 100, 417] {
             let x = random(size, 29, kernel, 7);
@@ -292,7 +292,7 @@ fn memory_that_is_too_short_is_refused() {
 }
 
 #[test]
-fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the_threads() {
+fn transposed_thin_product_is_in_place_on_any_thread_count() {
     for kernel in kernels() {
         for (rows, cols, inner, gap) in [(40, 7, 9, 0), (700, 48, 600, 3), (1300, 24, 400, 0), (33, 3, 1, 5)]
         {
@@ -329,7 +329,7 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
 }
 
 #[test]
-fn large_matrix_times_a_thin_one_or_its_transpose_is_added_whatever_the_threads() {
+fn thin_product_or_transpose_is_added_on_any_thread_count() {
     for kernel in kernels() {
         for (rows, cols, inner, keep) in
             [(40, 7, 9, 0.0), (700, 48, 600, 0.5), (300, 530, 24, 1.0), (1, 3, 1, 0.0)]

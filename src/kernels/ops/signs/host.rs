@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_beyond_the_columns_do_not_depend_on_where_a_matrix_begins() {
+    fn rows_beyond_the_columns_do_not_depend_on_the_matrix_start() {
         let whole = dense([80, 30], 7);
         for first in [0, 1, 17, 49] {
             let part = dense([80 - first, 30], 7 + first as u64);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pass_has_the_bits_of_an_addition_and_sums_of_what_it_left() {
+    fn one_pass_has_bits_of_an_addition_and_sums_of_its_result() {
         for (kind, grad_kind) in [
             (Kind::Float, Kind::Float),
             (Kind::Float, Kind::BFloat16),

@@ -1,0 +1,140 @@
+"""Words, lengths and numbers of pages, comments and names that a reader has to take in."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .sources import ROOT, numbered, python_files, relative
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+MOST_WORDS = 1000
+"""Of a page, its code and tables among them."""
+MOST_WORDS_IN_ALL = 32_000
+MOST_WORDS_OF_CHANGES = 450
+"""Of the changelog: one screen."""
+WIDEST_CODE = 76
+"""Characters of a line of code that a page shows whole."""
+LONGEST_NAME = 60
+#: What names of torch's own tests keep.
+TORCH_NAMES = "tests/conformance/"
+DIALECT = re.compile(
+    r"\b(beside|anew|told|tells|so many|whoever|nobody|everybody|somebody|in the place of|in its place"
+    r"|goes along|go along|from now on|way out|that which|for a while|no number|what is no|lies with|lie with"
+    r"|settles?|apart|stay|heard|of which|at hand|by hand|is dear|dear|takes no|as ever|is due|made anew"
+    r"|travels?|held norms?|codes|coded)\b",
+    re.IGNORECASE,
+)
+"""Words that a reader of torch, CUDA and the papers does not expect, or of several meanings."""
+GENERATED = {"oxidion_torch.cpp"}
+"""Files that a build writes."""
+SUFFIXES = (".rs", ".cu", ".cuh", ".cpp", ".py", ".md")
+#: Places where a word is that of a program: a name, or a text that a script prints.
+ALLOWED = {
+    "tests/cuda/test_graph.py": "a method of what the script stands for",
+    "tests/cuda/test_graph_products.py": "texts of scripts",
+    "tests/cuda/test_launch_quantized.py": "a variable",
+    "tests/cuda/test_momentum_squares.py": "a text of a script",
+    "tests/cuda/test_self_check.py": "names in scripts",
+    "tests/cuda/test_tiers.py": "names in scripts",
+    "tests/cuda/test_tuning.py": "names in scripts",
+    "tests/distributed/routed.py": "an attribute",
+    "tests/distributed/test_model_gloo.py": "names in scripts",
+    "tests/examples/test_train_fsdp2.py": "a name in a script",
+    "tests/test_packaging.py": "texts of scripts",
+    "tests/meta/test_words.py": "the list itself",
+}
+
+
+def words(text: str) -> int:
+    """Words as ``wc -w`` counts them."""
+    return len(text.split())
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Lines of Python and shell that a page shows."""
+    for block in re.findall(r"^```(?:python|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from block.splitlines()
+
+
+def prose(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Lines of a page, comments and docstrings of a source."""
+    if path.endswith(".md"):
+        yield from numbered(text)
+    elif not path.endswith(".py"):
+        for number, line in numbered(text):
+            if found := re.search(r"(?:^|\s)//[/!]?(.*)", line):
+                yield number, found[1]
+    else:
+        inside = False
+        for number, line in numbered(text):
+            marks = line.count('"""')
+            if inside or marks:
+                yield number, line
+            elif found := re.search(r"(?:^|\s)#\s(.*)", line):
+                yield number, found[1]
+            inside ^= marks % 2 == 1
+
+
+def sources() -> list[str]:
+    """Files with prose, by their paths from the root of the checkout."""
+    folders = ("src", "python", "tests", "benchmarks", "examples", "docs", ".ci")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    found += ROOT.glob("*.md")
+    own = [path for path in found if path.suffix in SUFFIXES and path.name not in GENERATED]
+    return sorted(relative(path) for path in own if path.is_file())
+
+
+def test_words_are_found_in_comments_docstrings_and_pages() -> None:
+    python = 'def f():\n    """Told."""\n    told = "told"  # anew\n'
+    assert [number for number, line in prose("a.py", python) if DIALECT.search(line)] == [2, 3]
+    rust = 'let told = "told"; // beside\n/// Apart.\n'
+    assert [number for number, line in prose("a.rs", rust) if DIALECT.search(line)] == [1, 2]
+
+
+def test_sources_have_no_word_of_the_dialect() -> None:
+    paths = sources()
+    assert len(paths) > 800
+    found = [
+        f"{path}:{number}: {match[0]}"
+        for path in paths
+        if path not in ALLOWED
+        for number, line in prose(path, (ROOT / path).read_text())
+        if (match := DIALECT.search(line))
+    ]
+    assert found == []
+    assert [path for path in ALLOWED if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_page_can_be_finished(page: Path) -> None:
+    text = page.read_text()
+    assert words(text) <= MOST_WORDS
+    assert [line for line in code_lines(text) if len(line) > WIDEST_CODE] == []
+
+
+def test_pages_together_can_be_finished() -> None:
+    assert sum(words(page.read_text()) for page in PAGES) <= MOST_WORDS_IN_ALL
+    assert words((ROOT / "CHANGELOG.md").read_text()) <= MOST_WORDS_OF_CHANGES
+
+
+def test_no_sentence_of_the_readme_has_two_semicolons() -> None:
+    text = (ROOT / "README.md").read_text()
+    sentences = re.split(r"[.!?]\s|\n\n|\|", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    assert [sentence for sentence in sentences if sentence.count(";") > 1] == []
+    assert [line for line in code_lines(text) if len(line) > WIDEST_CODE] == []
+
+
+def test_names_of_tests_fit_a_line() -> None:
+    names = [
+        f"{relative(file)}: {node.name}"
+        for file in python_files("tests")
+        if not relative(file).startswith(TORCH_NAMES)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and re.fullmatch(rf"test_\w{{{LONGEST_NAME - 4},}}", node.name)
+    ]
+    assert names == []
