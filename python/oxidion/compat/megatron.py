@@ -29,7 +29,7 @@ What happens on each layout; parts of tensor parallelism are plain tensors with 
 | GTP (``is_gtp_weight_remat``) | refused for all classes that are not by element |
 | Megatron-FSDP and its distributed optimizer | Megatron refuses them for such optimizers |
 
-A refusal is a `LayoutError` that names the parameter and what to change. Checkpoints in the format
+A refusal is a LayoutError that names the parameter and what to change. Checkpoints in the format
 ``torch_dist`` need states of the shape of their parameter: those of Muon, AdamW, Lion and AdEMAMix in 32
 bits. For others Megatron has the format ``torch``.
 """
