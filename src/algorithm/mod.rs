@@ -147,7 +147,7 @@ pub trait Algorithm: Debug + Send + Sync {
 
     /// Index of the state that is 0 until the matrix's first refresh: until then the guarded parts run whatever `due`
     /// returns. The state is equal on all processes that work on the matrix.
-    fn seen(&self) -> Option<usize> {
+    fn first_refresh(&self) -> Option<usize> {
         None
     }
 

@@ -108,7 +108,10 @@ pub fn jobs<'a, const R: usize, const W: usize>(
     jobs
 }
 
-/// Gradients of units, times `factor`, to a buffer.
+/// Writes gradients of units, times `factor`, to a buffer.
+///
+/// # Errors
+/// As [`kernels::run`].
 pub fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
     let all = units.iter().zip(out.matrices(units)?).map(|(unit, out)| ([unit.grad], [out]));
     kernels::run(&kernels::Convert { factor }, &mut jobs(all))

@@ -62,7 +62,7 @@ static TIER: AtomicU8 = AtomicU8::new(Tier::Auto as u8);
 
 thread_local! {
     /// True while the thread works on a device.
-    static HERE: Cell<bool> = const { Cell::new(false) };
+    static ON_DEVICE: Cell<bool> = const { Cell::new(false) };
     /// The learning rate that is on the device.
     static RATE: Cell<Option<FlatPtr>> = const { Cell::new(None) };
     /// True while products of float32 matrices are in TF32.
@@ -71,23 +71,23 @@ thread_local! {
 
 /// Mark of a thread that works on a device, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Here {
+pub(super) struct DeviceGuard {
     /// It belongs to the thread.
     _thread: PhantomData<*const ()>,
     outer: (bool, u8),
 }
 
-impl Here {
+impl DeviceGuard {
     /// Marks this thread as working on the device of this number.
     pub(super) fn on(ordinal: usize) -> Self {
         let number = work_on_emulated(u8::try_from(ordinal).unwrap_or(0));
-        Self { _thread: PhantomData, outer: (HERE.replace(true), number) }
+        Self { _thread: PhantomData, outer: (ON_DEVICE.replace(true), number) }
     }
 }
 
-impl Drop for Here {
+impl Drop for DeviceGuard {
     fn drop(&mut self) {
-        HERE.set(self.outer.0);
+        ON_DEVICE.set(self.outer.0);
         let _ = work_on_emulated(self.outer.1);
     }
 }
@@ -95,24 +95,24 @@ impl Drop for Here {
 /// Tests whether this thread works on a device.
 #[must_use]
 pub fn on_device() -> bool {
-    HERE.get()
+    ON_DEVICE.get()
 }
 
 /// Guard of operations at a learning rate that is on the device, until it is dropped.
 #[derive(Debug)]
-pub struct Following {
+pub struct RateGuard {
     outer: Option<FlatPtr>,
-    _kernels: cuda::Following,
+    _kernels: cuda::RateGuard,
 }
 
 /// Has operations of this thread multiply what is for each unit of the learning rate by the number that is in `rate` when
 /// they run. None: by nothing.
 #[must_use]
-pub fn follow(rate: Option<&FlatPtr>) -> Following {
-    Following { outer: RATE.replace(rate.copied()), _kernels: cuda::follow(rate) }
+pub fn follow(rate: Option<&FlatPtr>) -> RateGuard {
+    RateGuard { outer: RATE.replace(rate.copied()), _kernels: cuda::follow(rate) }
 }
 
-impl Drop for Following {
+impl Drop for RateGuard {
     fn drop(&mut self) {
         RATE.set(self.outer);
     }

@@ -17,12 +17,12 @@ pub struct Entered;
 
 /// Guard of launches at a learning rate that a device reads: there are none.
 #[derive(Debug)]
-pub struct Following;
+pub struct RateGuard;
 
 /// Does nothing.
 #[must_use]
-pub fn follow(_rate: Option<&FlatPtr>) -> Following {
-    Following
+pub fn follow(_rate: Option<&FlatPtr>) -> RateGuard {
+    RateGuard
 }
 
 /// The launches of a captured step: there are none.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::backend::{Here, Tier};
+use super::backend::{DeviceGuard, Tier};
 use super::cuda;
 #[cfg(not(feature = "cuda"))]
 use super::cuda::{enter as enter_kernels, enter_with};
@@ -14,7 +14,7 @@ use crate::error::Result;
 /// Guard of a thread that works on a device, until it is dropped.
 #[derive(Debug)]
 pub struct Entered {
-    _here: Here,
+    _here: DeviceGuard,
     /// None where libtorch computes.
     _kernels: Option<cuda::Entered>,
 }
@@ -31,7 +31,7 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> 
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
         Tier::Auto | Tier::Compare => entered_or_warned(ordinal, stream, sources),
     };
-    Ok(Entered { _here: Here::on(ordinal), _kernels: kernels })
+    Ok(Entered { _here: DeviceGuard::on(ordinal), _kernels: kernels })
 }
 
 /// The guard of kernels; none, and said once for each device, where they cannot be had.

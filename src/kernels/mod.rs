@@ -18,7 +18,7 @@ mod print;
 #[cfg(feature = "cuda")]
 mod sources;
 
-pub use backend::{Following, Products, Tier, follow, on_device, rounded};
+pub use backend::{Products, RateGuard, Tier, follow, on_device, rounded};
 pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
 pub use cpu::gaussian::gaussian;

@@ -57,7 +57,9 @@ impl Session {
                 let bound_param = &self.bound[unit.param];
                 unit.due = bound_param.grad.is_some()
                     && (algorithm.due(unit.stream, bound_param.steps)
-                        || algorithm.seen().map_or(Ok(false), |state| unit.waits(bound_param, state))?);
+                        || algorithm
+                            .first_refresh()
+                            .map_or(Ok(false), |state| unit.waits(bound_param, state))?);
                 *marked |= unit.due;
             }
         }

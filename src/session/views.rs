@@ -55,7 +55,7 @@ pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
             local: unit.shard.local,
             states: own.map(|(at, state)| (at, state.part(&unit.shard))).collect(),
             due: false,
-            seen: plan.algorithms[bucket.algorithm].seen().is_none(),
+            seen: plan.algorithms[bucket.algorithm].first_refresh().is_none(),
         }
     });
     units.collect()

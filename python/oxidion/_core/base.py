@@ -26,11 +26,11 @@ from oxidion._core import (
     summary,
     validate,
 )
+from oxidion._core.changes import ChangeTracker, device_keys
 from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve, stored
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
-from oxidion._core.written import Written, elsewhere
 from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
@@ -140,7 +140,7 @@ class OxOptimizer(Stepper, Optimizer):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         validate.check_group(defaults, schema.COMMON | self._SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, schema.Seen] = {}
-        self._owned, self._written = OwnerSharded(), Written()
+        self._owned, self._changes = OwnerSharded(), ChangeTracker()
         self._given_so_far, self._names_so_far = set(), set()
         try:
             super().__init__(params, defaults)
@@ -260,20 +260,20 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def _check_written(self) -> None:
         for number, group in enumerate(self.param_groups):
-            if "algorithm" in group and self._written.is_new(number, group):  # else the core says so
+            if "algorithm" in group and self._changes.is_new(number, group):  # else the core says so
                 made, where = validate.plain_group(group, self._extra_keys), f"group {number}"
                 group.update({key: value for key, value in made.items() if value is not group[key]})
-                away = elsewhere(made)
+                away = device_keys(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
                 fields = schema.COMMON | self._registry[made["algorithm"]]._SCHEMA
                 own = {key: field.default for key, field in fields.items()}
                 if away <= {"lr"}:
                     self._check_together({**own, **made}, where)
-                self._written.note(number, group)
-            elif "algorithm" in group and self._written.has_other_rate(number, group):
+                self._changes.note(number, group)
+            elif "algorithm" in group and self._changes.has_other_rate(number, group):
                 if validate.is_finite(group["lr"]):  # what is none the core refuses
                     validate.check_decay(group, f"group {number}")
-                self._written.note_rate(number, group)
+                self._changes.note_rate(number, group)
 
     def _check_values(self, group: dict[str, Any], where: str) -> None:
         """Checks the values of a group that may have keys of its user."""
@@ -518,7 +518,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
-        self._owned, self._written = OwnerSharded(), Written()
+        self._owned, self._changes = OwnerSharded(), ChangeTracker()
         self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:

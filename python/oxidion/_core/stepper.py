@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from oxidion._core import averages, counters, driver, masters, norms, runner, schema, validate
+from oxidion._core.changes import ChangeTracker, is_still
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.owned import OwnerSharded
@@ -27,7 +28,6 @@ from oxidion._core.state import (
     reshard_states,
     workspaces,
 )
-from oxidion._core.written import Written, is_still
 from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
@@ -96,7 +96,7 @@ class Stepper:
     _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
     _owned: OwnerSharded
-    _written: Written
+    _changes: ChangeTracker
     _inside_averaged: int = 0
     _has_logged: bool = False
     _cold: Sequence[int] = ()
@@ -241,7 +241,7 @@ class Stepper:
             planned=planned,
             moves=begun.moves,
             gradients=self._communicates() or self._always_agrees(),
-            late=late,
+            deferred=late,
             before=self._evidence,
             device=device.device_of(self.param_groups).type,
             states=self._owned.gathered,

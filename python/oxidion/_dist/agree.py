@@ -47,7 +47,7 @@ class Totals(NamedTuple):
         who: the sum of ``rank + 1`` over these.
         skipped: ranks that leave the step out.
         planned: ranks that have replanned it.
-        late: ranks that read this only before their next step.
+        deferred: ranks that read this only before their next step.
         uneven: ranks whose axes are not those of the others' grid.
         moving: ranks whose step could change a weight or a state.
         plan: 0 where the ranks of every axis plan alike.
@@ -63,7 +63,7 @@ class Totals(NamedTuple):
     who: int
     skipped: int
     planned: int
-    late: int
+    deferred: int
     uneven: int
     moving: int
     plan: int
@@ -219,7 +219,7 @@ def agree(
     planned: bool = False,
     moves: bool = True,
     gradients: bool = True,
-    late: bool = False,
+    deferred: bool = False,
     before: Evidence | None = None,
     device: str = "cpu",
     states: Callable[[Ranks], Sequence[str]] = lambda _ranks: (),
@@ -236,18 +236,18 @@ def agree(
         planned: whether this rank has replanned the step.
         moves: whether the step could change a weight or a state of this rank.
         gradients: whether the ranks have to agree on which parameters have gradients.
-        late: whether this rank takes the step without waiting for the others: on a grid, after they have
+        deferred: whether this rank takes the step without waiting for the others: on a grid, after they have
             agreed on its plan.
         before: facts about the step before, where this rank did not wait there either.
         device: the type of the parameters' device.
         states: the states that all ranks of an axis gather, by these ranks.
 
     Returns:
-        An outcome that is pending where any rank is late. One that waited does not take the step then if
+        An outcome that is pending where any rank is deferred. One that waited does not take the step then if
         there is anything wrong with it.
 
     Raises:
-        PlanMismatch: on every rank when any two disagree or one failed, and none is late.
+        PlanMismatch: on every rank when any two disagree or one failed, and none is deferred.
     """
     evidence = Evidence(session, gradients=gradients, device=device, states=states)
     facts = {ranks: evidence.facts(ranks) for ranks in groups}
@@ -257,10 +257,10 @@ def agree(
     ]
     weighted.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
     failed = int(error is not None)
-    carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late)]
+    carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(deferred)]
     carried += [int(not own.is_grid), int(moves)]
     carried += weighted
-    if late:
+    if deferred:
         rows = [_facts_of_axis(own, ranks, own.weights[ranks], numbers) for ranks, numbers in facts.items()]
         first = [carried, *([0] * CARRIED for _ in rows[1:])]
         sums = _start_sums([head + row for head, row in zip(first, rows, strict=True)], groups, evidence)
@@ -303,7 +303,7 @@ def _agree_axis_by_axis(
         uneven = axis_sum.uneven + bool(axis_sum.grid)
         carried = [axis_sum.failed + failed, *axis_sum[1:CARRIED]]
         carried[Totals._fields.index("uneven")] = uneven
-        if axis_sum.axes and not axis_sum.late:
+        if axis_sum.axes and not axis_sum.deferred:
             others = all_gather_object((own.used, list(own.axes)), groups[ranks])
             carried[0] += _unknown(others)
             found = _joined(own, groups, others)
@@ -311,7 +311,7 @@ def _agree_axis_by_axis(
             groups.update(found)
     last = summaries[-1]
     wrong = bool(carried[0]) or last.differ
-    if last.late:
+    if last.deferred:
         taken = not (wrong or last.skipped or any(axis_sum.is_uneven for axis_sum in summaries))
         return Agreed(taken, [], pending=Pending(step, groups, evidence, summaries))
     groups = ordered(groups)

@@ -172,7 +172,7 @@ impl Algorithm for GaLore {
         steps == 0 || (steps + offset).is_multiple_of(gap)
     }
 
-    fn seen(&self) -> Option<usize> {
+    fn first_refresh(&self) -> Option<usize> {
         Some(PROJ_STEP)
     }
 

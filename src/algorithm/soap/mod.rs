@@ -95,7 +95,7 @@ impl Algorithm for Soap {
         self.bases.due(steps)
     }
 
-    fn seen(&self) -> Option<usize> {
+    fn first_refresh(&self) -> Option<usize> {
         Some(SINCE)
     }
 

@@ -254,7 +254,7 @@ impl Algorithm for SoapMuon {
         self.bases.due(steps)
     }
 
-    fn seen(&self) -> Option<usize> {
+    fn first_refresh(&self) -> Option<usize> {
         Some(SINCE)
     }
 

@@ -341,7 +341,7 @@ impl Drop for Entered {
 
 /// Guard of launches at a learning rate that the device reads, until it is dropped.
 #[derive(Debug)]
-pub struct Following {
+pub struct RateGuard {
     /// It belongs to the thread.
     _thread: PhantomData<*const ()>,
     outer: Rate,
@@ -350,15 +350,15 @@ pub struct Following {
 /// Has launches of this thread multiply what is for each unit of the learning rate by the number that is in `rate` when
 /// they run. None: by nothing.
 #[must_use]
-pub fn follow(rate: Option<&FlatPtr>) -> Following {
+pub fn follow(rate: Option<&FlatPtr>) -> RateGuard {
     let rate = match rate {
         Some(flat) => Rate { at: flat.address(), scalars: 0, kind: number_of(flat.dtype()) },
         None => Rate::NONE,
     };
-    Following { _thread: PhantomData, outer: RATE.replace(rate) }
+    RateGuard { _thread: PhantomData, outer: RATE.replace(rate) }
 }
 
-impl Drop for Following {
+impl Drop for RateGuard {
     fn drop(&mut self) {
         RATE.set(self.outer);
     }

@@ -29,7 +29,7 @@ pub(super) mod table;
 mod tape;
 
 pub use compile::keep_in;
-pub use device::{Entered, Facts, Following, emulate, facts, follow, hide, images, use_only_asked};
+pub use device::{Entered, Facts, RateGuard, emulate, facts, follow, hide, images, use_only_asked};
 pub(super) use device::{enter, is_capturing, scratch, scratch_mut, states, turn_off, turn_off_on, uses};
 pub use driver::graphs_refusal;
 pub(super) use exchange::{copy, move_down, sum};

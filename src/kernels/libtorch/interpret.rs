@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::value::Value::{self, Known, There};
+use super::value::Value::{self, Computed, Scalar};
 use super::value::followed_rate;
 use crate::error::{Error, Result};
 use crate::kernels::formula::tape::{Binary, Node, Tape, Unary};
@@ -32,7 +32,7 @@ impl<'p> Args<'p> {
         let wide =
             |x: &FlatView<'_>| -> Result<Tensor> { Ok(x.tensor(&[x.len()])?.f_to_kind(Kind::Double)?) };
         let steps = match pass.steps.get(job) {
-            Some(steps) => Some(There(wide(steps)?.f_sum(Kind::Double)?)),
+            Some(steps) => Some(Computed(wide(steps)?.f_sum(Kind::Double)?)),
             None => None,
         };
         let live = pass.live.get(job).map(wide).transpose()?;
@@ -70,7 +70,7 @@ impl<'p> Args<'p> {
 
     /// A scalar of the operation, times the learning rate where it follows that.
     fn scalar(&self, at: usize) -> Value {
-        let own = Known(self.pass.scalars[at]);
+        let own = Scalar(self.pass.scalars[at]);
         if self.pass.per_rate >> at & 1 == 1 { own * &self.rate } else { own }
     }
 }
@@ -120,14 +120,14 @@ impl Run<'_> {
         let flag = match self.tape.nodes[at] {
             Node::Flag(_) | Node::Never | Node::Counts => self.compute(at),
             Node::Binary(Binary::Both, a, b) => match (self.known_flag(a)?, self.known_flag(b)?) {
-                (Some(false), _) | (_, Some(false)) => Known(0.0),
-                (Some(true), Some(true)) => Known(1.0),
+                (Some(false), _) | (_, Some(false)) => Scalar(0.0),
+                (Some(true), Some(true)) => Scalar(1.0),
                 _ => return Ok(None),
             },
             _ => return Ok(None),
         };
         match flag {
-            Known(x) => Ok(Some(x != 0.0)),
+            Scalar(x) => Ok(Some(x != 0.0)),
             _ => Err(no_number()),
         }
     }
@@ -152,20 +152,20 @@ impl Run<'_> {
         let Args { pass, job, rate, steps, live, scales } = self.args;
         let factors = pass.factors.get(*job).copied().unwrap_or([f64::NAN; 2]);
         match self.tape.nodes[at] {
-            Node::Const(x) => Known(x),
+            Node::Const(x) => Scalar(x),
             Node::Scalar(n) | Node::Flag(n) => self.args.scalar(n),
-            Node::Factor(n) => Known(factors[n]),
+            Node::Factor(n) => Scalar(factors[n]),
             Node::Live(n) => match live {
                 Some(all) => all.f_select(0, i64::try_from(n).unwrap_or(0)).into(),
-                None => Known(f64::NAN),
+                None => Scalar(f64::NAN),
             },
-            Node::Never => Known(0.0),
-            Node::Counts => Known(f64::from(u8::from(steps.is_some()))),
-            Node::Steps => steps.clone().unwrap_or(Known(0.0)),
+            Node::Never => Scalar(0.0),
+            Node::Counts => Scalar(f64::from(u8::from(steps.is_some()))),
+            Node::Steps => steps.clone().unwrap_or(Scalar(0.0)),
             Node::Rate => rate.clone(),
             Node::Operand(n) => self.operands[n].clone(),
-            Node::RowScale(n) => scales.get(n).map_or(Known(1.0), |[row, _]| row.clone()),
-            Node::ColScale(n) => scales.get(n).map_or(Known(1.0), |[_, col]| col.clone()),
+            Node::RowScale(n) => scales.get(n).map_or(Scalar(1.0), |[row, _]| row.clone()),
+            Node::ColScale(n) => scales.get(n).map_or(Scalar(1.0), |[_, col]| col.clone()),
             Node::Narrow(a) => self.value(a),
             Node::Unary(what, a) => {
                 let a = self.value(a);
@@ -192,18 +192,18 @@ impl Run<'_> {
             Binary::Mul => a * b,
             Binary::Div => a / b,
             Binary::Pow => match b {
-                Known(exponent) => a.to_the(exponent),
+                Scalar(exponent) => a.to_the(exponent),
                 _ => Value::Failed("an exponent on a device".into()),
             },
             Binary::Power => match a {
-                Known(base) => b.power_of(base),
+                Scalar(base) => b.power_of(base),
                 _ => Value::Failed("a power of a number on a device".into()),
             },
             Binary::Less => a.below(&b),
             Binary::AtLeast => b.at_most(&a),
             Binary::Both => match (a, b) {
-                (Known(x), other) | (other, Known(x)) if x != 0.0 => other,
-                (Known(_), _) | (_, Known(_)) => Known(0.0),
+                (Scalar(x), other) | (other, Scalar(x)) if x != 0.0 => other,
+                (Scalar(_), _) | (_, Scalar(_)) => Scalar(0.0),
                 // Of answers the product is yes where both are.
                 (a, b) => a * b,
             },
@@ -214,7 +214,7 @@ impl Run<'_> {
 /// A number as it is once it is stored in a type.
 pub(super) fn as_stored(x: &Value, dtype: DType) -> Value {
     match x {
-        There(x) if dtype.is_narrow() => {
+        Computed(x) if dtype.is_narrow() => {
             let rounded = x.f_kind().and_then(|kind| x.f_to_kind(dtype.kind())?.f_to_kind(kind));
             rounded.into()
         }

@@ -22,7 +22,7 @@ pub(in crate::kernels) mod value;
 use tch::{Kind, Tensor};
 
 use self::interpret::{Args, Left, as_stored};
-use self::value::Value::{self, Known, There};
+use self::value::Value::{self, Computed, Scalar};
 use self::value::copied;
 use super::cpu::Slot;
 use super::cpu::rows::Stack;
@@ -118,10 +118,10 @@ fn written(pass: &Pass<'_>, operands: &[FlatView], values: &[Value]) -> Result<(
 fn operands_of(pass: &Pass<'_>, operands: &[FlatView], kind: Kind, shape: &[i64]) -> Result<Vec<Value>> {
     let one = |(declared, flat): (&super::DeviceOperand, &FlatView)| -> Result<Value> {
         if !declared.reads {
-            return Ok(Known(0.0));
+            return Ok(Scalar(0.0));
         }
         let numbers = load(flat, kind)?;
-        Ok(There(if shape.is_empty() { numbers } else { numbers.f_reshape(shape)? }))
+        Ok(Computed(if shape.is_empty() { numbers } else { numbers.f_reshape(shape)? }))
     };
     pass.declared.operands.iter().zip(operands).map(one).collect()
 }
@@ -190,7 +190,7 @@ pub(super) fn fold_units<const N: usize>(
 ) -> Result<()> {
     let mut number = 0;
     for (jobs, to) in units.iter().zip(sums) {
-        let mut total = Known(0.0);
+        let mut total = Scalar(0.0);
         for operands in jobs {
             if !operands[0].is_empty() {
                 let found = work(pass, number, operands)?;
@@ -219,14 +219,14 @@ pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
         let values = operands_of(&call.pass, &operands, kind, &shape)?;
         let Left { updated, summed } = Args::new(&call.pass, number, scales)?.run(&values)?;
         let [summed, own] =
-            [0, 1].map(|at| summed.get(at).and_then(|pair| pair.as_ref()).map_or(Known(0.0), product));
+            [0, 1].map(|at| summed.get(at).and_then(|pair| pair.as_ref()).map_or(Scalar(0.0), product));
         for (sums, dims) in [(row_sums, &[2_i64][..]), (col_sums, &[1]), (all_sums, &[1, 2])] {
             match &summed {
                 _ if sums.is_empty() => {}
-                There(summed) => {
+                Computed(summed) => {
                     store(&sums.view(), &summed.f_sum_dim_intlist(dims, false, Kind::Double)?)?;
                 }
-                Known(_) => sums.clear()?,
+                Scalar(_) => sums.clear()?,
                 Value::Failed(_) => write_numbers(&sums.view(), std::slice::from_ref(&summed))?,
             }
         }
@@ -244,16 +244,16 @@ fn scale_of(
     kind: Kind,
     [stack, rows, cols]: [i64; 3],
 ) -> Result<[Value; 2]> {
-    let Some([row, col, all]) = moments else { return Ok([Known(1.0), Known(1.0)]) };
+    let Some([row, col, all]) = moments else { return Ok([Scalar(1.0), Scalar(1.0)]) };
     if col.is_empty() || stack * rows * cols == 0 {
-        return Ok([Known(1.0), Known(1.0)]);
+        return Ok([Scalar(1.0), Scalar(1.0)]);
     }
     let wide =
         |x: &FlatView, shape: &[i64]| -> Result<Tensor> { Ok(load(x, Kind::Double)?.f_reshape(shape)?) };
-    let narrow = |x: Tensor| -> Result<Value> { Ok(There(x.f_to_kind(kind)?)) };
+    let narrow = |x: Tensor| -> Result<Value> { Ok(Computed(x.f_to_kind(kind)?)) };
     if row.is_empty() {
         let own = wide(col, &[stack, rows, cols])?.f_sqrt()?.f_reciprocal()?;
-        return Ok([Known(1.0), narrow(own)?]);
+        return Ok([Scalar(1.0), narrow(own)?]);
     }
     let half = wide(all, &[stack, 1, 1])?.f_sqrt()?.f_sqrt()?;
     let [row, col] = [wide(row, &[stack, rows, 1])?, wide(col, &[stack, 1, cols])?];
@@ -281,9 +281,9 @@ pub(super) fn sum(messages: &Messages<'_>, factor: f64, to: &FlatView) -> Result
     if to.is_empty() {
         return Ok(());
     }
-    let mut total = Known(0.0);
+    let mut total = Scalar(0.0);
     for message in 0..count {
-        total = total + There(load(&all.part(message * pitch, to.len()), Kind::Double)?);
+        total = total + Computed(load(&all.part(message * pitch, to.len()), Kind::Double)?);
     }
     let like = to.tensor(&[to.len()])?;
     store(to, &(total * factor).tensor(&like.f_to_kind(Kind::Double)?)?)

@@ -12,20 +12,20 @@ use crate::kernels::backend;
 #[derive(Debug)]
 pub(in crate::kernels) enum Value {
     /// A number that the host knows.
-    Known(f64),
+    Scalar(f64),
     /// Numbers on the device of the operands.
-    There(Tensor),
+    Computed(Tensor),
     /// libtorch has refused a part of the formula.
     Failed(String),
 }
 
-use Value::{Failed, Known, There};
+use Value::{Computed, Failed, Scalar};
 
 impl Clone for Value {
     fn clone(&self) -> Self {
         match self {
-            Known(x) => Known(*x),
-            There(x) => There(x.shallow_clone()),
+            Scalar(x) => Scalar(*x),
+            Computed(x) => Computed(x.shallow_clone()),
             Failed(text) => Failed(text.clone()),
         }
     }
@@ -34,7 +34,7 @@ impl Clone for Value {
 impl From<std::result::Result<Tensor, TchError>> for Value {
     fn from(found: std::result::Result<Tensor, TchError>) -> Self {
         match found {
-            Ok(x) => There(x),
+            Ok(x) => Computed(x),
             Err(error) => Failed(error.to_string()),
         }
     }
@@ -44,8 +44,8 @@ impl Value {
     /// The tensor, like another one where the host knows the number.
     pub(in crate::kernels) fn tensor(&self, like: &Tensor) -> Result<Tensor> {
         match self {
-            Known(x) => scalar(*x, like).map_err(Error::from),
-            There(x) => Ok(x.shallow_clone()),
+            Scalar(x) => scalar(*x, like).map_err(Error::from),
+            Computed(x) => Ok(x.shallow_clone()),
             Failed(text) => Err(failure(text)),
         }
     }
@@ -57,8 +57,8 @@ impl Value {
         there: impl Fn(&Tensor) -> std::result::Result<Tensor, TchError>,
     ) -> Self {
         match self {
-            Known(x) => Known(known(*x)),
-            There(x) => there(x).into(),
+            Scalar(x) => Scalar(known(*x)),
+            Computed(x) => there(x).into(),
             Failed(text) => Failed(text.clone()),
         }
     }
@@ -72,10 +72,10 @@ impl Value {
     ) -> Self {
         match (self, other) {
             (Failed(text), _) | (_, Failed(text)) => Failed(text.clone()),
-            (Known(a), Known(b)) => Known(known(*a, *b)),
-            (Known(a), There(b)) => scalar(*a, b).and_then(|a| there(&a, b)).into(),
-            (There(a), Known(b)) => scalar(*b, a).and_then(|b| there(a, &b)).into(),
-            (There(a), There(b)) => there(a, b).into(),
+            (Scalar(a), Scalar(b)) => Scalar(known(*a, *b)),
+            (Scalar(a), Computed(b)) => scalar(*a, b).and_then(|a| there(&a, b)).into(),
+            (Computed(a), Scalar(b)) => scalar(*b, a).and_then(|b| there(a, &b)).into(),
+            (Computed(a), Computed(b)) => there(a, b).into(),
         }
     }
 
@@ -94,8 +94,8 @@ impl Value {
     /// The natural logarithm of a number that the host knows.
     pub(in crate::kernels) fn ln(&self) -> Self {
         match self {
-            Known(x) => Known(x.ln()),
-            There(_) => Failed("there is no logarithm of numbers on a device".into()),
+            Scalar(x) => Scalar(x.ln()),
+            Computed(_) => Failed("there is no logarithm of numbers on a device".into()),
             Failed(text) => Failed(text.clone()),
         }
     }
@@ -141,9 +141,9 @@ impl Value {
     /// `yes` where this is 1, else `no`.
     pub(in crate::kernels) fn choose(&self, yes: &Self, no: &Self) -> Self {
         let mask = match self {
-            Known(x) => return if *x == 0.0 { no.clone() } else { yes.clone() },
+            Scalar(x) => return if *x == 0.0 { no.clone() } else { yes.clone() },
             Failed(text) => return Failed(text.clone()),
-            There(mask) => mask,
+            Computed(mask) => mask,
         };
         yes.with_tensors(no, mask, |yes, no| yes.f_where_self(mask, no))
     }
@@ -157,7 +157,7 @@ impl Value {
     ) -> Self {
         match (self, other) {
             (Failed(text), _) | (_, Failed(text)) => Failed(text.clone()),
-            (Known(a), Known(b)) => {
+            (Scalar(a), Scalar(b)) => {
                 let wide = |x: f64| Tensor::f_scalar_tensor(x, (Kind::Double, like.device()));
                 wide(*a).and_then(|a| there(&a, &wide(*b)?)).into()
             }
@@ -217,25 +217,25 @@ macro_rules! operator {
         impl $name<f64> for &Value {
             type Output = Value;
             fn $function(self, other: f64) -> Value {
-                self.$function(&Known(other))
+                self.$function(&Scalar(other))
             }
         }
         impl $name<f64> for Value {
             type Output = Value;
             fn $function(self, other: f64) -> Value {
-                (&self).$function(&Known(other))
+                (&self).$function(&Scalar(other))
             }
         }
         impl $name<&Value> for f64 {
             type Output = Value;
             fn $function(self, other: &Value) -> Value {
-                (&Known(self)).$function(other)
+                (&Scalar(self)).$function(other)
             }
         }
         impl $name<Value> for f64 {
             type Output = Value;
             fn $function(self, other: Value) -> Value {
-                (&Known(self)).$function(&other)
+                (&Scalar(self)).$function(&other)
             }
         }
     };
@@ -254,7 +254,7 @@ impl Neg for Value {
 
 /// `β·old + (1-β)·new`, exact at both ends, as [`crate::kernels::ops::lerp::Lerp`] has it.
 pub(in crate::kernels) fn lerp(beta: &Value, old: &Value, new: &Value) -> Value {
-    let towards_new = beta.at_most(&Known(0.5));
+    let towards_new = beta.at_most(&Scalar(0.5));
     let weight = towards_new.choose(beta, &(1.0 - beta));
     let (near, far) = (towards_new.choose(new, old), towards_new.choose(old, new));
     &near + (&weight * &far - &weight * &near)
@@ -262,6 +262,6 @@ pub(in crate::kernels) fn lerp(beta: &Value, old: &Value, new: &Value) -> Value 
 
 /// The learning rate that is on the device, as a number there; 1 where there is none.
 pub(in crate::kernels) fn followed_rate() -> Result<Value> {
-    let Some(rate) = backend::rate() else { return Ok(Value::Known(1.0)) };
+    let Some(rate) = backend::rate() else { return Ok(Value::Scalar(1.0)) };
     Ok(rate.tensor(&[])?.f_to_kind(Kind::Double).into())
 }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kernels::backend;
 use crate::kernels::cuda;
 use crate::kernels::dispatch::{frozen, run_there};
-use crate::kernels::libtorch::value::Value::{self, Known};
+use crate::kernels::libtorch::value::Value::{self, Scalar};
 use crate::kernels::libtorch::value::followed_rate;
 use crate::kernels::op::{Formula as _, Operation as _};
 use crate::tensor::{DType, Device};
@@ -24,7 +24,7 @@ pub(in crate::kernels) fn live(
     else {
         let rate = followed_rate()?;
         let scaled = |(number, per_rate): &(f64, bool)| {
-            if *per_rate { Known(*number) * &rate } else { Known(*number) }
+            if *per_rate { Scalar(*number) * &rate } else { Scalar(*number) }
         };
         return frozen(|| work(&numbers.iter().map(scaled).collect::<Vec<_>>()));
     };

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::value::Value::{self, Computed, Scalar};
 use crate::kernels::libtorch::value::copied;
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
 use crate::kernels::ops::channels::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
@@ -38,9 +38,9 @@ fn factors_of(channels: &Channels<'_>) -> Result<Value> {
 pub(in crate::kernels) fn ratios(size: &Value, all: &[Projected<'_>]) -> Result<()> {
     for one in all {
         let factors = one.channels.factors.view();
-        let before = There(copied(&load(&factors, Kind::Double)?)?).sqrt() * size;
+        let before = Computed(copied(&load(&factors, Kind::Double)?)?).sqrt() * size;
         line_sums(one.channels.side, false, &[(one.low.view(), factors)])?;
-        let after = There(copied(&load(&factors, Kind::Double)?)?);
+        let after = Computed(copied(&load(&factors, Kind::Double)?)?);
         if one.channels.norms.is_empty() {
             let ratios = after.sqrt() / (before + TINY);
             store(&factors, &ratios.tensor(&*factors.tensor(&[factors.len()])?)?)?;
@@ -54,7 +54,7 @@ pub(in crate::kernels) fn ratios(size: &Value, all: &[Projected<'_>]) -> Result<
 /// See [`crate::kernels::channel_totals`].
 pub(in crate::kernels) fn totals(all: &[(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     for (channels, grad, total) in all {
-        let scaled = factors_of(channels)? * There(load_matrix(grad, Kind::Double)?);
+        let scaled = factors_of(channels)? * Computed(load_matrix(grad, Kind::Double)?);
         write_numbers(&total.view(), &[scaled.square().sum()])?;
     }
     Ok(())
@@ -68,14 +68,14 @@ pub(in crate::kernels) fn steps(step: &ChannelStep, numbers: &[Value], all: &[Li
     };
     for (one, rate) in all.iter().zip(rates) {
         let total = load(&one.total, Kind::Double)?;
-        let norm = There(total.f_select(0, 0)?).sqrt() * size;
+        let norm = Computed(total.f_select(0, 0)?).sqrt() * size;
         let last = one.last.view();
-        let before = There(copied(&load(&last, Kind::Double)?.f_select(0, 0)?)?);
+        let before = Computed(copied(&load(&last, Kind::Double)?.f_select(0, 0)?)?);
         let growth = &norm / (&before + TINY);
         let starts = before.at_most(&(&norm * NEGLIGIBLE));
-        let slowed = growth.below(&Known(GROWTH)).choose(&Known(1.0), &(&growth / GROWTH));
-        let limiter = starts.choose(&Known(1.0), &slowed);
-        let is_zero = norm.at_most(&Known(0.0));
+        let slowed = growth.below(&Scalar(GROWTH)).choose(&Scalar(1.0), &(&growth / GROWTH));
+        let limiter = starts.choose(&Scalar(1.0), &slowed);
+        let is_zero = norm.at_most(&Scalar(0.0));
         write_last(&one.last, &is_zero.choose(&before, &(&norm / &limiter)))?;
         let rate = rate / limiter * factor;
 
@@ -84,12 +84,12 @@ pub(in crate::kernels) fn steps(step: &ChannelStep, numbers: &[Value], all: &[Li
         let narrow =
             |x: &Value, like: &Tensor| -> Result<Value> { Ok(x.tensor(like)?.f_to_kind(kind).into()) };
         let (old, grad) = (load_matrix(&x, kind)?, load_matrix(&one.grad, kind)?);
-        let update = narrow(&(rate * factors_of(&one.channels)?), &old)? * There(grad);
-        let (old, keep) = (There(old.shallow_clone()), 1.0 - decay);
+        let update = narrow(&(rate * factors_of(&one.channels)?), &old)? * Computed(grad);
+        let (old, keep) = (Computed(old.shallow_clone()), 1.0 - decay);
         let start = if step.late { &old - &update } else { old.clone() };
         let kept = &start * keep;
         let kept =
-            if step.cautious { (&start * &update).below(&Known(0.0)).choose(&start, &kept) } else { kept };
+            if step.cautious { (&start * &update).below(&Scalar(0.0)).choose(&start, &kept) } else { kept };
         let new = if step.late { kept } else { kept - update };
         store_matrix(&x, &new.tensor(&*x.tensor()?)?)?;
     }

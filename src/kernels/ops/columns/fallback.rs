@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::Result;
 use crate::kernels::backend::operands;
-use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::value::Value::{self, Computed, Scalar};
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::columns::{Columns, Kept, dead_share};
 use crate::tensor::{DType, FlatView, to_i64};
@@ -29,16 +29,16 @@ pub(in crate::kernels) fn normalize(all: &[Kept<'_>], [epsilon, factor]: [&Value
     for Kept { columns, q, own } in all.iter().filter(|kept| !kept.columns.shape().contains(&0)) {
         let kind = arithmetic(columns.x.dtype() == DType::F64);
         let sums = load(&columns.sums.view(), Kind::Double)?;
-        let all = There(sums.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?).sum().sqrt();
+        let all = Computed(sums.f_nan_to_num(0.0, f64::INFINITY, f64::NEG_INFINITY)?).sum().sqrt();
         let noise = all.max(epsilon) * dead_share(operands(columns.x.dtype()));
-        let norms = There(sums).sqrt();
+        let norms = Computed(sums).sqrt();
         // A column with NaN is not dead, so that the NaN propagates.
         let is_dead = norms.at_most(&noise);
-        let divisors = is_dead.choose(&Known(1.0), &(&norms + epsilon));
-        let factors = is_dead.choose(&Known(0.0), &(factor + &norms * 0.0));
+        let divisors = is_dead.choose(&Scalar(1.0), &(&norms + epsilon));
+        let factors = is_dead.choose(&Scalar(0.0), &(factor + &norms * 0.0));
         let x = matrix(columns, kind)?;
         let narrow = |numbers: &Value| -> Result<Value> { Ok(numbers.tensor(&x)?.f_to_kind(kind).into()) };
-        let unit = There(x.shallow_clone()) / narrow(&divisors)?;
+        let unit = Computed(x.shallow_clone()) / narrow(&divisors)?;
         let scaled = (narrow(&factors)? * &unit).tensor(&x)?;
         let (first, count) = (to_i64(own.start)?, to_i64(own.len())?);
         if count > 0 {

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::libtorch::value::Value::{self, Known, There};
+use crate::kernels::libtorch::value::Value::{self, Computed, Scalar};
 use crate::kernels::libtorch::value::lerp;
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::neurons::Neurons;
@@ -87,7 +87,7 @@ fn variance_of(beta2: &Value, length: f64, one: &Neurons<'_>) -> Result<()> {
     let pairs = pairs(one)?;
     let own = own_rows(pairs.as_ref(), &v)?;
     let squares = first(&one.squares.view(), &own)?;
-    let new = lerp(beta2, &There(own), &(There(squares.shallow_clone()) / length)).tensor(&v)?;
+    let new = lerp(beta2, &Computed(own), &(Computed(squares.shallow_clone()) / length)).tensor(&v)?;
     match &pairs {
         Some(pairs) => store_matrix(&one.variance.view(), &pairs.put(&v, &new)?)?,
         None => store_matrix(&one.variance.view(), &new)?,
@@ -95,8 +95,8 @@ fn variance_of(beta2: &Value, length: f64, one: &Neurons<'_>) -> Result<()> {
 
     // What was stored is what the update is divided by.
     let stored = new.f_to_kind(one.variance.dtype().kind())?.f_to_kind(Kind::Double)?;
-    let root = There(stored).sqrt() + EPSILON;
-    let after = (There(squares.shallow_clone()) / (&root * &root)).tensor(&v)?;
+    let root = Computed(stored).sqrt() + EPSILON;
+    let after = (Computed(squares.shallow_clone()) / (&root * &root)).tensor(&v)?;
     let group = to_i64(one.group.max(1))?;
     let groups = to_i64(one.totals.len() / 2)?;
     let total = |x: Tensor| -> Result<Tensor> {
@@ -117,10 +117,10 @@ fn normalize_one(one: &Neurons<'_>) -> Result<()> {
     let group = at.f_div_scalar_mode(to_i64(one.group.max(1))?, "floor")?;
     let of = |column: i64| -> Result<Value> {
         let numbers = totals.f_select(1, column)?.f_index_select(0, &group)?;
-        Ok(There(numbers.f_reshape_as(&own)?))
+        Ok(Computed(numbers.f_reshape_as(&own)?))
     };
-    let norm = of(0)?.sqrt() / of(1)?.sqrt().max(&Known(SMALLEST));
-    let factor = (norm / (There(own.shallow_clone()).sqrt() + EPSILON)).tensor(&v)?;
+    let norm = of(0)?.sqrt() / of(1)?.sqrt().max(&Scalar(SMALLEST));
+    let factor = (norm / (Computed(own.shallow_clone()).sqrt() + EPSILON)).tensor(&v)?;
     let factor = of_chosen(pairs.as_ref(), factor, 1.0)?.f_unsqueeze(2)?;
     let kind = arithmetic(one.u.dtype() == DType::F64);
     let scaled = parted(one, kind)?.f_mul(&factor.f_to_kind(kind)?)?;

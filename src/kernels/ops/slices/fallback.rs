@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::libtorch::value::Value::{Known, There};
+use crate::kernels::libtorch::value::Value::{Computed, Scalar};
 use crate::kernels::libtorch::value::followed_rate;
 use crate::kernels::libtorch::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::kernels::ops::apply::Apply;
@@ -158,21 +158,21 @@ pub(in crate::kernels) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> 
 /// See [`crate::kernels::apply_slices`].
 pub(in crate::kernels) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
     let unit = followed_rate()?;
-    let (rate, decay) = (Known(apply.rate) * &unit, Known(apply.decay) * &unit);
+    let (rate, decay) = (Scalar(apply.rate) * &unit, Scalar(apply.decay) * &unit);
     for one in all.iter().filter(|one| !one.x.shape().contains(&0)) {
         let x = one.x.view();
         let old = lines(&x, side, kind_of(one))?;
-        let kept = There(old.shallow_clone()) * (1.0 - &decay);
+        let kept = Computed(old.shallow_clone()) * (1.0 - &decay);
         let new = if one.u.shape().contains(&0) {
             kept
         } else {
             let update = lines(&one.u.view(), side, kind_of(one))?;
             let pairs = Pairs::of(&one.chosen, old.size()[0], update.size()[0])?;
-            let update = There(pairs.put(&old.f_zeros_like()?, &update)?);
-            let old = There(old.shallow_clone());
-            let opposes = (&old * &update).below(&Known(0.0));
+            let update = Computed(pairs.put(&old.f_zeros_like()?, &update)?);
+            let old = Computed(old.shallow_clone());
+            let opposes = (&old * &update).below(&Scalar(0.0));
             let base = if apply.cautious { opposes.choose(&old, &kept) } else { kept.clone() };
-            There(column(&pairs.is_own)?).choose(&(base - &rate * &update), &kept)
+            Computed(column(&pairs.is_own)?).choose(&(base - &rate * &update), &kept)
         };
         store_lines(&x, side, &new.tensor(&old)?)?;
     }

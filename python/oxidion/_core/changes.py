@@ -23,7 +23,7 @@ class _Seen(NamedTuple):
     lr: object
 
 
-class Written:
+class ChangeTracker:
     """Groups as they were when they were last checked."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Written:
     def has_other_rate(self, number: int, group: Mapping[str, Any]) -> bool:
         """True where the learning rate may be another one that the host has."""
         lr = group.get("lr")
-        return "lr" not in elsewhere(group) if isinstance(lr, Tensor) else lr is not self._seen[number].lr
+        return "lr" not in device_keys(group) if isinstance(lr, Tensor) else lr is not self._seen[number].lr
 
     def note(self, number: int, group: Mapping[str, Any]) -> None:
         """Notes a group that was checked."""
@@ -61,7 +61,7 @@ class Written:
         self._seen[number] = self._seen[number]._replace(lr=group["lr"])
 
 
-def elsewhere(group: Mapping[str, Any]) -> set[str]:
+def device_keys(group: Mapping[str, Any]) -> set[str]:
     """Keys of tensors that the host would have to wait for; the core looks at what they hold."""
     captured = group.get("capturable")
     own = ((key, value) for key, value in group.items() if isinstance(value, Tensor))
@@ -70,4 +70,4 @@ def elsewhere(group: Mapping[str, Any]) -> set[str]:
 
 def is_still(group: Mapping[str, Any]) -> bool:
     """True at a learning rate of 0 that the host knows: such a step changes no weight."""
-    return group["lr"] is not None and "lr" not in elsewhere(group) and float(group["lr"]) == 0
+    return group["lr"] is not None and "lr" not in device_keys(group) and float(group["lr"]) == 0
