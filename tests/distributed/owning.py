@@ -180,6 +180,27 @@ def more_parameters() -> None:
     optimizer.step()
 
 
+def refused(name: str) -> list[bool]:
+    """Whether the way that a refused step names works: one of a weight that is unfrozen."""
+    shapes = ((12, 8), (9, 14), (16, 16), (6, 5))
+    params = _weights(shapes, None)
+    optimizer = _optimizer(name, params, None)
+    params[2].requires_grad_(False)
+    for is_frozen in (True, False):
+        params[2].requires_grad_(not is_frozen)
+        for param in params:
+            param.grad = None if is_frozen and param is params[2] else torch.ones_like(param)
+        if is_frozen:
+            optimizer.step()
+            continue
+        with pytest.raises((oxidion.LayoutError, oxidion.PlanMismatch)):
+            optimizer.step()
+    held = [key for key in optimizer.state[params[2]] if key != "step"]
+    optimizer.synchronize_for_checkpoint()
+    optimizer.step()
+    return [not held, all(bool(param.isfinite().all()) for param in params)]
+
+
 def frozen() -> list[float]:
     """Distances from one process, which has all states, after a weight is frozen and then unfrozen."""
     layout, pairs = ("S", 0), []

@@ -201,6 +201,12 @@ def test_steps_go_on_with_sums_from_a_checkpoint(groups: Groups, layout: Any) ->
         assert distance <= 1e-11
 
 
+@pytest.mark.parametrize("name", ["Muon", "SOAP"])
+def test_a_refused_step_leaves_all_ranks_alike(groups: Groups, name: str) -> None:
+    """They refuse it at different parameters, and then gather what they have."""
+    assert groups[4].run(owning.refused, name) == [[True, True]] * 4
+
+
 def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:
     groups[2].run(owning.more_parameters)
 

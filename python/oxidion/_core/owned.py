@@ -39,6 +39,7 @@ class OwnerSharded:
         self.is_fresh = True
         self._specs: dict[Tensor, dict[str, Spec]] = {}
         self._gathered: list[tuple[str, Tensor, str, Tensor]] = []
+        self._made: list[tuple[Tensor, str]] = []
 
     def __bool__(self) -> bool:
         """True where there are such states."""
@@ -92,7 +93,9 @@ class OwnerSharded:
             self._specs.get(param, {}).pop(key, None)
             return None
         self._specs.setdefault(param, {})[key] = spec
-        if value is not None:
+        if value is None:
+            self._made.append((param, key))
+        else:
             self._gathered.append((name, param, key, value))
         where, dtype = local(param), getattr(torch, spec["dtype"])
         own[key] = held = zeros(spec["stored"], dtype, where.device, pin=where.is_pinned())
@@ -105,6 +108,7 @@ class OwnerSharded:
     def scatter(self, state: State, groups: Groups) -> bool:
         """Brings whole states to their owners, in place; every rank calls it. True where there were some."""
         has_some = bool(self._gathered)
+        self._made.clear()
         while self._gathered:
             _, param, key, value = self._gathered[-1]
             spec, held = self._specs[param][key], state[param][key]
@@ -116,8 +120,21 @@ class OwnerSharded:
             self._gathered.pop()  # what is left when this raises is put back
         return has_some
 
+    def undo(self, state: State) -> bool:
+        """Undoes what `bound` did for a step that is refused; True where that was something.
+
+        Ranks refuse at different parameters: without this some would have states that others lack, and
+        gathering them would wait for ranks that have nothing to give.
+        """
+        made, self._made = self._made, []
+        for param, key in made:
+            self._specs[param].pop(key, None)
+            state[param].pop(key, None)
+        return self.put_back(state) or bool(made)
+
     def put_back(self, state: State) -> bool:
         """Puts whole states back that were not scattered; True where there are some."""
+        self._made.clear()
         gathered, self._gathered = self._gathered, []
         for _, param, key, value in gathered:
             state[param][key] = value

@@ -168,7 +168,7 @@ class Stepper:
         self._look_back()
         for group in self.param_groups:
             group["step"] += 1
-        walk, taken = (self._schedule, self._comms), False
+        walk, taken, put_back = (self._schedule, self._comms), False, self._owned.undo
         begun = self._begin(grad_factor, skip=skip)
         try:
             groups = self._to_agree(planned=begun.planned)
@@ -180,6 +180,7 @@ class Stepper:
                 self._runner.prepare(session)
                 begun = begun._replace(session=session)
             taken = agreed and self._place_gradients(begun.session)
+            put_back = self._owned.put_back  # a step that all leave out has made its states all the same
             if taken:
                 self._looked |= frozenset(self._unlooked())
         finally:
@@ -188,7 +189,7 @@ class Stepper:
                     group["step"] -= 1
                 if begun.session is not None:
                     begun.session.abandon()
-                if self._owned.put_back(self.state):
+                if put_back(self.state):
                     self._session = None
         return begun.session if taken else None
 
@@ -531,7 +532,7 @@ class Stepper:
                     self._owned,
                 )
             except BaseException:
-                self._owned.put_back(self.state)
+                self._owned.undo(self.state)
                 raise
         comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None
