@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +59,12 @@ def without_unit_tests(text: str) -> str:
 def numbered(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1."""
     return enumerate(text.splitlines(), start=1)
+
+
+def names_of_tests() -> Iterator[tuple[str, str]]:
+    """Names of tests with the files that have them, without those that are torch's own."""
+    for file in python_files("tests"):
+        if not relative(file).startswith("tests/conformance/"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                    yield relative(file), node.name

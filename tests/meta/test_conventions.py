@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from .sources import ROOT, numbered, python_files, relative, rust_files
+from .sources import ROOT, names_of_tests, numbered, python_files, relative, rust_files
 
 WIDTH = 160
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-#: Tests with torch's own names.
-TORCH_NAMES = "tests/conformance/"
 #: Words that no first sentence of a comment begins with: the thing that it is about comes first.
 VAGUE = {"What", "Where", "Whether", "How", "That", "Those"}
 SETTINGS = "".join((ROOT / name).read_text() for name in ("Cargo.toml", "clippy.toml", "pyproject.toml"))
@@ -134,13 +132,7 @@ def test_first_sentence_of_a_docstring_begins_with_its_subject() -> None:
 
 
 def test_name_of_a_test_has_a_subject_and_an_outcome() -> None:
-    names = [
-        (relative(file), node.name)
-        for file in python_files("tests")
-        if file.name.startswith("test_") and not relative(file).startswith(TORCH_NAMES)
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    names = [(file, name) for file, name in names_of_tests() if file.rpartition("/")[2].startswith("test_")]
     assert len(names) > 500
     assert [f"{file}: {name}" for file, name in names if name.count("_") < 2] == []
 

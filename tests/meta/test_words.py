@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .sources import ROOT, numbered, python_files, relative
+from .sources import ROOT, names_of_tests, numbered, relative
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MOST_WORDS = 1000
@@ -20,8 +19,6 @@ MOST_WORDS_OF_CHANGES = 450
 WIDEST_CODE = 76
 """Characters of a line of code that a page shows whole."""
 LONGEST_NAME = 60
-#: What names of torch's own tests keep.
-TORCH_NAMES = "tests/conformance/"
 DIALECT = re.compile(
     r"\b(beside|anew|told|tells|so many|whoever|nobody|everybody|somebody|in the place of|in its place"
     r"|goes along|go along|from now on|way out|that which|for a while|no number|what is no|lies with|lie with"
@@ -130,11 +127,4 @@ def test_no_sentence_of_the_readme_has_two_semicolons() -> None:
 
 
 def test_names_of_tests_fit_a_line() -> None:
-    names = [
-        f"{relative(file)}: {node.name}"
-        for file in python_files("tests")
-        if not relative(file).startswith(TORCH_NAMES)
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef) and re.fullmatch(rf"test_\w{{{LONGEST_NAME - 4},}}", node.name)
-    ]
-    assert names == []
+    assert [f"{file}: {name}" for file, name in names_of_tests() if len(name) > LONGEST_NAME] == []
