@@ -39,7 +39,7 @@ pub use enter::{Entered, enter};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use op::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use ops::apply::{Apply, Decay};
-pub use ops::average::{Average, PutTogether, TakeApart};
+pub use ops::average::{Average, ScheduleFreeBegin, ScheduleFreeEnd};
 pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
 };

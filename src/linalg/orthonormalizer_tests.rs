@@ -123,7 +123,7 @@ fn auto_takes_the_gram_form_for_long_matrices() {
 }
 
 #[test]
-fn devices_multiply_in_float16_unless_told_otherwise() {
+fn devices_multiply_in_float16_unless_a_dtype_is_set() {
     let of = |on_device: bool, name: &str, method: &str| {
         let mut options = options(&[("orth_dtype", word(name)), ("orth_method", word(method))]);
         (options.on_device, options.matrix_units) = (on_device, on_device);

@@ -226,8 +226,8 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
             (nested, at_inner)
         };
         let best = (0..takers).min_by(|&a, &b| {
-            let ((nested_a, beside_a), (nested_b, beside_b)) = (rank(a), rank(b));
-            nested_a.cmp(&nested_b).then_with(|| lighter(a, b)).then(beside_a.cmp(&beside_b))
+            let ((nested_a, inner_a), (nested_b, inner_b)) = (rank(a), rank(b));
+            nested_a.cmp(&nested_b).then_with(|| lighter(a, b)).then(inner_a.cmp(&inner_b))
         });
         let Some(best) = best else { break };
         counts[best] += 1;

@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_any_parameters_keeps_the_buffers_of_a_bucket_apart(list in params(), limit in prop::option::of(1_i64..100_000)) {
+    fn plan_any_parameters_keeps_buffers_of_a_bucket_disjoint(list in params(), limit in prop::option::of(1_i64..100_000)) {
         let plan = plan(&list, limit);
         prop_assert_eq!(plan.arena.places.len(), plan.buckets.len());
         for (bucket, places) in plan.buckets.iter().zip(&plan.arena.places) {

@@ -192,9 +192,9 @@ fn run(bound: &mut [BoundParam], takes: &[usize], update: AverageUpdate, is_late
     let pairs = pairs(bound, takes);
     let mut all: Vec<_> = pairs.map(|(x, e)| Job { read: [], write: [x.view_mut(), e.view_mut()] }).collect();
     if is_late {
-        kernels::run(&kernels::PutTogether { beta, share }, &mut all)
+        kernels::run(&kernels::ScheduleFreeEnd { beta, share }, &mut all)
     } else {
-        kernels::run(&kernels::TakeApart { beta: before, decay }, &mut all)
+        kernels::run(&kernels::ScheduleFreeBegin { beta: before, decay }, &mut all)
     }
 }
 

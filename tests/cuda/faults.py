@@ -75,7 +75,7 @@ WGMMA_FAULTS: dict[str, Fault] = {
     "both blocks copy the same half": (("column, row + rank * HALF, left.z", "column, row, left.z"),),
     "copies a shared half to one place": (("ring.stage() + rank * HALF_BYTES, left", "ring.stage(), left"),),
     "copies the halves of a tile to one place": (("ring.stage() + HALF_BYTES, left", "ring.stage(), left"),),
-    "shares where tiles have nothing in common": (("if (tile.beside) {", "if (true) {"),),
+    "shares where tiles have nothing in common": (("if (tile.is_adjacent) {", "if (true) {"),),
     "copies for its own block what both need": (
         ("tensor_load_to_cluster<CLUSTER>(ring.stage() + rank * HALF_BYTES", "tensor_load(ring.stage()"),
     ),

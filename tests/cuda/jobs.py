@@ -219,13 +219,13 @@ def _average(x: Values, s: SimpleNamespace) -> None:
     x[1].copy_((1 - s.share) * x[1] + s.share * x[0])
 
 
-def _take_apart(x: Values, s: SimpleNamespace) -> None:
+def _schedule_free_begin(x: Values, s: SimpleNamespace) -> None:
     y, z = x[0].clone(), x[1].clone()
     x[0].copy_(z - s.decay * y)
     x[1].copy_((y - (1 - s.beta) * z) / s.beta)
 
 
-def _put_together(x: Values, s: SimpleNamespace) -> None:
+def _schedule_free_end(x: Values, s: SimpleNamespace) -> None:
     z, mean = x[0].clone(), (1 - s.share) * x[1] + s.share * x[0]
     x[0].copy_((1 - s.beta) * z + s.beta * mean)
     x[1].copy_(z)
@@ -289,8 +289,8 @@ TOLD["scaled"] = [
     for spherical in (0, 1)
 ]
 TOLD["average"] = [{"share": share} for share in (0.25, 1.0)]
-TOLD["take_apart"] = [{"beta": 0.75, "decay": decay} for decay in (0.0, 0.1)]
-TOLD["put_together"] = [{"beta": 0.75, "share": share} for share in (0.25, 1.0)]
+TOLD["schedule_free_begin"] = [{"beta": 0.75, "decay": decay} for decay in (0.0, 0.1)]
+TOLD["schedule_free_end"] = [{"beta": 0.75, "share": share} for share in (0.25, 1.0)]
 LAMB_VALUES = {"beta1": 0.9, "blend": 0.1, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.03}
 TOLD["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
 TOLD["lamb_along"] = TOLD["lamb"][:1]
@@ -318,8 +318,8 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "temper_to": _temper,
     "scaled": _scaled,
     "average": _average,
-    "take_apart": _take_apart,
-    "put_together": _put_together,
+    "schedule_free_begin": _schedule_free_begin,
+    "schedule_free_end": _schedule_free_end,
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }

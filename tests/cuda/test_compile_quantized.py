@@ -15,7 +15,7 @@ from .kept import compiled
 pytestmark = needs_nvrtc
 SOURCE = "quantized.cu"
 DECODING = re.compile(r"\b(LDS|HADD2|FADD|FMUL|FFMA|MUFU)\b")
-WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "scaled", "take_apart", "temper", "whiten")
+WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "scaled", "schedule_free_begin", "temper", "whiten")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])

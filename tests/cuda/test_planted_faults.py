@@ -114,6 +114,21 @@ def panel_launches(gram: Emulated, cholesky: Emulated) -> list[Launch]:
     return launches
 
 
+@pytest.mark.parametrize(
+    ("source", "faults"),
+    [
+        ("symmetric_mma.cu", MMA_FAULTS),
+        ("symmetric_wgmma.cu", WGMMA_FAULTS),
+        ("gram.cu", GRAM_FAULTS),
+        ("cholesky.cu", CHOLESKY_FAULTS),
+    ],
+)
+def test_texts_that_faults_replace_are_in_the_sources(source: str, faults: dict[str, Fault]) -> None:
+    parts = [texts()[source], *headers().values()]
+    replaced = [old for fault in faults.values() for old, _ in fault]
+    assert [old for old in replaced if not any(old in part for part in parts)] == []
+
+
 def test_sound_sources_pass_the_same_launches(
     tmp_path: Path, sound_gram: Emulated, sound_cholesky: Emulated
 ) -> None:

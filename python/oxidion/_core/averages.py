@@ -66,8 +66,8 @@ def check_new(group: Mapping[str, Any], where: str) -> None:
         )
 
 
-def check(group: Mapping[str, Any], where: str, *, decays_apart: bool) -> None:
-    """Refuses settings that do not go together; ``decays_apart``: the decay is no part of the update.
+def check(group: Mapping[str, Any], where: str, *, is_decoupled: bool) -> None:
+    """Refuses settings that do not go together; ``is_decoupled``: the decay is no part of the update.
 
     Raises:
         ValueError: for a share of 0, and for what cannot be computed.
@@ -83,11 +83,11 @@ def check(group: Mapping[str, Any], where: str, *, decays_apart: bool) -> None:
             f"average='schedule_free' weighs by lr, which must be a number and is None ({where}): pass lr "
             "and relative_step=False, or take average='ema'"
         )
-    if float(group["weight_decay"]) != 0 and (group["cautious_wd"] or not decays_apart):
+    if float(group["weight_decay"]) != 0 and (group["cautious_wd"] or not is_decoupled):
         raise ValueError(
             f"average='schedule_free' decays by itself: not with cautious_wd, and not with algorithm "
             f"{group['algorithm']!r}, whose decay is part of its update ({where}): pass weight_decay=0"
-            if not decays_apart
+            if not is_decoupled
             else f"average='schedule_free' decays by itself, not with cautious_wd ({where}): leave it out"
         )
 

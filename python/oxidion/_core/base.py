@@ -253,7 +253,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check_together(self, group: dict[str, Any], where: str) -> None:
         own = self._registry[group["algorithm"]]
         own._check_settings(group, where)
-        averages.check(group, where, decays_apart=own._DECAYS_APART)
+        averages.check(group, where, is_decoupled=own._IS_DECOUPLED)
         masters.check(group, where)
         norms.check(group, where, leaves_update=own._LEAVES_UPDATE, by_element=not own._MATRIX)
 

@@ -323,8 +323,8 @@ def _checked(
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for key in kwargs.keys() - own:
             options = frozenset() if sorter is None else sorter().options
-            is_told = sorter is not None and (key in options | keys or key.startswith(SCALAR))
-            if not is_told:
+            is_for_model = sorter is not None and (key in options | keys or key.startswith(SCALAR))
+            if not is_for_model:
                 raise unknown(type(self), key, kwargs[key], own, keys, options)
         init(self, *args, **kwargs)
 

@@ -37,18 +37,18 @@ READ_BY_TORCH = {"fused": optional(flag(False))}
 def check_form(
     state_dict: object,
     whose: str = "the state dict",
-    way_out: str = "Load what state_dict() of an optimizer returned",
+    advice: str = "Load what state_dict() of an optimizer returned",
 ) -> None:
     """Refuses anything but a state dict: a dict of states by key, and of groups that list the keys.
 
     Args:
         state_dict: the value to check.
         whose: its name in an error.
-        way_out: the advice in an error.
+        advice: the advice in an error.
     """
 
     def refuse(place: str, wanted: str, got: object) -> NoReturn:
-        raise ValueError(f"{place} must be {wanted}, got {reprlib.repr(got)}. {way_out}")
+        raise ValueError(f"{place} must be {wanted}, got {reprlib.repr(got)}. {advice}")
 
     if not isinstance(state_dict, Mapping):
         refuse(whose, "a dict", state_dict)

@@ -50,7 +50,7 @@ class OwnerSharded:
         spec = self._specs.get(param, {}).get(key)
         return spec is not None and isinstance(value, Tensor) and tuple(value.shape) == tuple(spec["stored"])
 
-    def _held(self, state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Spec]]:
+    def _sharded(self, state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Spec]]:
         """The states that are in blocks now: those of the parameter, it, the key, the spec."""
         for param, specs in self._specs.items():
             own = state.get(param, {})
@@ -60,7 +60,7 @@ class OwnerSharded:
 
     def first_unsynced(self, state: State, asked: Container[Tensor] | None = None) -> str | None:
         """The key of a state that is in blocks now; with ``asked`` of those of these, or of a sum."""
-        rows = self._held(state)
+        rows = self._sharded(state)
         return next((k for _, p, k, s in rows if asked is None or p in asked or s["owned"][2]), None)
 
     def clone_for(self, twins: Mapping[Tensor, Tensor]) -> OwnerSharded:
@@ -146,7 +146,7 @@ class OwnerSharded:
 
         One rank alone may take a state dict before the first step.
         """
-        blocks = [(own, key, own[key]) for own, _, key, _ in self._held(state)] if self.is_fresh else []
+        blocks = [(own, key, own[key]) for own, _, key, _ in self._sharded(state)] if self.is_fresh else []
         if blocks:
             self.gather(state, {})
         try:
@@ -158,7 +158,7 @@ class OwnerSharded:
     def gather(self, state: State, groups: Groups) -> None:
         """Replaces blocks by whole states, laid out as their parameters; every rank calls it."""
         with torch.inference_mode(mode=False), torch.no_grad():
-            for own, param, key, spec in [*self._held(state)]:
+            for own, param, key, spec in [*self._sharded(state)]:
                 part = _own_part(collected(own[key], spec, groups), spec)
                 own[key] = as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
 

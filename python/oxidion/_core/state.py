@@ -191,11 +191,11 @@ def check_absent(
     Raises:
         ValueError: that names the way to convert them.
     """
-    way_out = "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
+    advice = "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
     if spec["role"] == "momentum" and "momentum_buffer" in own:
-        raise ValueError(f"{name}: its state has torch's 'momentum_buffer' and no {key!r}: {way_out}")
+        raise ValueError(f"{name}: its state has torch's 'momentum_buffer' and no {key!r}: {advice}")
     if not fresh and spec["role"] in ("mean", "res_mean"):
-        raise ValueError(f"{name}: its state has factors but no {key!r}: {way_out}")
+        raise ValueError(f"{name}: its state has factors but no {key!r}: {advice}")
 
 
 def check_quantized(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str, bits: int) -> None:

@@ -73,7 +73,7 @@ class Stepper:
 
     A key has one role in all of them.
     """
-    _DECAYS_APART: ClassVar[bool] = True
+    _IS_DECOUPLED: ClassVar[bool] = True
     """True if the decay of this class's algorithm is no part of its update."""
     _LEAVES_UPDATE: ClassVar[bool] = True
     """True if the core can bind the update of this class's algorithm, so that norms of weights are held."""
@@ -231,7 +231,7 @@ class Stepper:
     def _agree(self, groups: comm.Groups, begun: _Begun) -> agree.Agreed:
         """Compares the step with the other ranks; what none waits for is looked at before the next."""
         session, error, planned = begun.session, begun.error, begun.planned
-        late = session is not None and error is None and not planned and self._may_be_late(groups, session)
+        deferred = session is not None and error is None and not planned and self._may_defer(groups, session)
         agreed = agree.agree(
             groups,
             self._known,
@@ -242,7 +242,7 @@ class Stepper:
             planned=planned,
             moves=begun.moves,
             gradients=self._communicates() or self._always_agrees(),
-            deferred=late,
+            deferred=deferred,
             before=self._evidence,
             device=device.device_of(self.param_groups).type,
             states=self._owned.gathered,
@@ -254,7 +254,7 @@ class Stepper:
         self._replanned = False
         return agreed
 
-    def _may_be_late(self, groups: comm.Groups, session: Session) -> bool:
+    def _may_defer(self, groups: comm.Groups, session: Session) -> bool:
         """True where a difference among the ranks changes no collective of the step that has begun.
 
         It does where a part of the step waits for the number of the step or for a gradient, where gradients

@@ -40,13 +40,13 @@ def entries(folder: str | os.PathLike[str]) -> dict[Path, Entry]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    way_out = "Give the folder that dcp.save() wrote, with its file .metadata"
+    advice = "Give the folder that dcp.save() wrote, with its file .metadata"
     try:
         metadata = FileSystemReader(folder).read_metadata()
     except Exception as error:
         raise ValueError(
             f"{os.fspath(folder)!r} must be a folder of torch.distributed.checkpoint, and its metadata "
-            f"cannot be read ({type(error).__name__}: {error}). {way_out}"
+            f"cannot be read ({type(error).__name__}: {error}). {advice}"
         ) from error
     paths = metadata.planner_data
     if not isinstance(paths, Mapping):

@@ -46,7 +46,7 @@ class Lamb(OxOptimizer):
 
     _ALGORITHM = "lamb"
     _LEAVES_UPDATE = False
-    _DECAYS_APART = False
+    _IS_DECOUPLED = False
     _MATRIX = False
     _COMMUNICATES = True
     _SCHEMA: ClassVar[dict[str, Field]] = {

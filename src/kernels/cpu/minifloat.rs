@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_neighbours_with_the_mean_of_the_number() {
+    fn quantized_numbers_are_neighbours_with_the_mean_of_the_number() {
         check_mean(&POSITIVE_VALUES, 1, positive_code);
         check_mean(&SIGNED_VALUES[..255], 0, signed_code);
     }

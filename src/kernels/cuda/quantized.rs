@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn new_refuses_codes_that_cannot_be_written() {
+    fn new_refuses_states_that_cannot_be_written() {
         let (mut memory, mut other, bare) = (vec![0; 8], vec![0; 8], vec![0; 8]);
         let (mut scales, mut few) = (vec![0; 8], vec![0; 1]);
         let (scales, few) = (pointer(&mut scales, DType::F32), pointer(&mut few, DType::F32));

@@ -20,7 +20,7 @@ operation! {
 operation! {
     /// Maps `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z. One of them may be rounded stochastically.
     #[derive(Clone, Copy, Debug)]
-    pub struct TakeApart as TakeApartScalars {
+    pub struct ScheduleFreeBegin as ScheduleFreeBeginScalars {
         /// The share b of the average x in y.
         beta: f64,
         /// `lr · weight_decay` of a decay along y.
@@ -32,7 +32,7 @@ operation! {
     /// Computes `x ← (1 - c)·x + c·z`, then maps z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x. One of them may be
     /// rounded stochastically.
     #[derive(Clone, Copy, Debug)]
-    pub struct PutTogether as PutTogetherScalars {
+    pub struct ScheduleFreeEnd as ScheduleFreeEndScalars {
         /// The share b of the average x in y.
         beta: f64,
         /// The share c of what is new.
@@ -40,7 +40,8 @@ operation! {
     }
 }
 
-pub(in crate::kernels) const DECLARED: Declared = &[Average::KERNEL, TakeApart::KERNEL, PutTogether::KERNEL];
+pub(in crate::kernels) const DECLARED: Declared =
+    &[Average::KERNEL, ScheduleFreeBegin::KERNEL, ScheduleFreeEnd::KERNEL];
 
 impl Formula<2, 1, 1> for Average {
     const KERNEL: &'static Kernel = kernel!(Elementwise average = Average [x: read param, e: update param]);
@@ -58,13 +59,13 @@ impl Formula<2, 1, 1> for Average {
     }
 }
 
-impl Formula<2, 0, 2> for TakeApart {
+impl Formula<2, 0, 2> for ScheduleFreeBegin {
     const KERNEL: &'static Kernel =
-        kernel!(Elementwise take_apart = TakeApart [y: update param, z: update param]);
+        kernel!(Elementwise schedule_free_begin = ScheduleFreeBegin [y: update param, z: update param]);
     type Constants<V: Num> = [V; 3];
 
     #[inline(always)]
-    fn constants<V: Num>(s: TakeApartScalars<V::Wide>, _: &Own<V::Wide>) -> [V; 3] {
+    fn constants<V: Num>(s: ScheduleFreeBeginScalars<V::Wide>, _: &Own<V::Wide>) -> [V; 3] {
         [s.beta, V::Wide::of(1.0) - s.beta, s.decay].map(V::narrow)
     }
 
@@ -76,13 +77,13 @@ impl Formula<2, 0, 2> for TakeApart {
     }
 }
 
-impl Formula<2, 0, 2> for PutTogether {
+impl Formula<2, 0, 2> for ScheduleFreeEnd {
     const KERNEL: &'static Kernel =
-        kernel!(Elementwise put_together = PutTogether [z: update param, x: update param]);
+        kernel!(Elementwise schedule_free_end = ScheduleFreeEnd [z: update param, x: update param]);
     type Constants<V: Num> = [Lerp<V>; 2];
 
     #[inline(always)]
-    fn constants<V: Num>(s: PutTogetherScalars<V::Wide>, _: &Own<V::Wide>) -> [Lerp<V>; 2] {
+    fn constants<V: Num>(s: ScheduleFreeEndScalars<V::Wide>, _: &Own<V::Wide>) -> [Lerp<V>; 2] {
         [s.share, s.beta].map(Lerp::adding)
     }
 
