@@ -138,7 +138,7 @@ class Capture:
         self.recording: Recording | None = Recording(self.driver)
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_stream(self) -> Iterator[None]:
         """There is one stream."""
         yield
 

@@ -24,7 +24,7 @@ class Capture:
         Capture.made += 1
         self.replays = 0
 
-    def beside(self):
+    def on_stream(self):
         return contextlib.nullcontext()
 
     def record(self, work):

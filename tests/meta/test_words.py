@@ -13,6 +13,8 @@ from .sources import ROOT, names_of_tests, numbered, relative
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MOST_WORDS = 1000
 """Of a page, its code and tables among them."""
+MOST_WORDS_OF_A_CLASS = 350
+"""Of a class's page: its prose, without code, tables and references."""
 MOST_WORDS_IN_ALL = 32_000
 MOST_WORDS_OF_CHANGES = 450
 """Of the changelog: one screen."""
@@ -112,6 +114,15 @@ def test_page_can_be_finished(page: Path) -> None:
     text = page.read_text()
     assert words(text) <= MOST_WORDS
     assert [line for line in code_lines(text) if len(line) > WIDEST_CODE] == []
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.parent.name == "optimizers"], ids=lambda page: str(page.stem)
+)
+def test_prose_on_a_class_is_short(page: Path) -> None:
+    text = re.sub(r"```.*?```|^:::.*?(?=\n\S)|^## References.*", "", page.read_text(), flags=re.DOTALL | re.M)
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert words(re.sub(r"\]\([^)]*\)", "]", "\n".join(prose))) <= MOST_WORDS_OF_A_CLASS
 
 
 def test_pages_together_can_be_finished() -> None:
