@@ -11,7 +11,7 @@ import pytest
 from .driver import needs_nvrtc, on_the_device, run
 
 CHOSEN = [
-    ("six_steps", "algorithm/test_normed.py"),
+    ("six_float32_updates", "algorithm/test_normed.py"),
     ("six_steps", "algorithm/test_eight_bit.py"),
     ("goes_right_direction and float32 and not scheduler", "conformance/test_torch_optim.py"),
     ("Muon or Lamb or CAME", "contract/test_gradients.py"),
