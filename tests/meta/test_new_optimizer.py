@@ -77,7 +77,7 @@ def test_optimizer_of_the_scaffold_is_in_the_expected_files(tree: Path) -> None:
         for word, files in named.items():
             if re.search(word, text, re.IGNORECASE) or re.search(word, path.name):
                 files.add(str(path.relative_to(tree)).replace("heavy_ball", "ademamix"))
-    beside = ("__init__", "_gpu_check/parts", "backward", "compat/hf")
+    beside = ("__init__", "_gpu_check/parts", "backward", "compat/hf", "compat/megatron")
     assert named["ademamix"] - {f"python/oxidion/{name}.py" for name in beside} == named["heavy_?ball"]
 
 
