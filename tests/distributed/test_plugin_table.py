@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/coming-from/colossalai.md, run on four processes and compared with one."""
+"""Every class and plugin of docs/coming-from/colossalai.md, run on four processes and compared with one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,10 @@ PLUGINS = (
 CLASSES = {"Lamb": "Lamb", "Adafactor": "Adafactor", "CAME": "CAME", "GaLore": "GaLoreAdamW"}
 
 
-def table() -> dict[tuple[str, str], str]:
-    """The cells of the page's first table by plugin and optimizer."""
-    lines = PAGE[PAGE.index("| plugin |") :].split("\n\n")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    header, _, *body = rows
-    cells = {}
-    for plugin, *row in body:
-        name = re.sub(r"^\[(\w+)\].*$", r"\1", plugin)
-        cells.update({(name, column): cell for column, cell in zip(header[1:], row, strict=True)})
-    return cells
+def table() -> dict[str, str]:
+    """The line of each class in the page's table."""
+    section = PAGE[PAGE.index("| class | line |") :].split("\n\n")[0]
+    return dict(re.findall(r"^\| (\w+) \| `(.+)` \|$", section, re.MULTILINE))
 
 
 def lines_of(plugin: str) -> str:
@@ -41,19 +35,19 @@ def lines_of(plugin: str) -> str:
     return "".join(re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE))
 
 
-CELLS = table()
+LINES = table()
 
 
-def test_every_plugin_has_a_cell_for_every_optimizer() -> None:
-    assert list(CELLS) == [(plugin, name) for plugin in PLUGINS for name in CLASSES]
+def test_page_has_a_line_for_every_class_and_code_for_every_plugin() -> None:
+    assert list(LINES) == list(CLASSES)
+    assert re.findall(r"^### (\w+Plugin)$", PAGE, re.MULTILINE) == list(PLUGINS)
 
 
-@pytest.mark.parametrize(("plugin", "name"), CELLS, ids=[f"{plugin}-{name}" for plugin, name in CELLS])
-def test_cell_steps_on_four_processes_as_one_process_does(four: Workers, plugin: str, name: str) -> None:
-    code = re.fullmatch(r"`(.+)`", CELLS[plugin, name])
-    assert code, "the cell has no line of code"
+@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_class_steps_under_a_plugin_as_one_process_does(four: Workers, plugin: str, name: str) -> None:
     assert hasattr(oxidion, CLASSES[name])
-    for error, moved, cls in four.run(plugins.run, lines_of(plugin), code[1]):
+    for error, moved, cls in four.run(plugins.run, lines_of(plugin), LINES[name]):
         assert cls == CLASSES[name]
         assert moved
         assert error <= 1e-9
