@@ -141,12 +141,12 @@ class Report(runner.Report):  # type: ignore[misc, name-defined]
         """Takes the file, facts, when the run began, its seconds, and a second file for the next run."""
         super().__init__(file, facts)
         self.began, self.given, self.copy = began, given, copy
-        self.beside: dict[str, dict[str, Any]] = {}
+        self.by_part: dict[str, dict[str, Any]] = {}
 
     def take(self, name: str, outcome: Mapping[str, Any]) -> None:
         """Takes what an outcome of a part has: facts, races, and parts of its own."""
         outcome = json.loads(runner.without_folders(json.dumps(outcome)))
-        self.beside[name] = {key: outcome.get(key, []) for key in ("races", "products")}
+        self.by_part[name] = {key: outcome.get(key, []) for key in ("races", "products")}
         for key in ("device", "ceilings", "failures"):
             if outcome.get(key):
                 self.facts[key] = outcome[key]
@@ -158,9 +158,9 @@ class Report(runner.Report):  # type: ignore[misc, name-defined]
     def content(self) -> dict[str, Any]:
         """Returns what is written."""
         # Where launches wait, times are not those of the device.
-        beside = {name: found for name, found in self.beside.items() if not name.startswith(AGAIN)}
+        found_by_part = {name: found for name, found in self.by_part.items() if not name.startswith(AGAIN)}
         lists = {
-            key: [{"part": name, **race} for name, found in beside.items() for race in found[key]]
+            key: [{"part": name, **race} for name, found in found_by_part.items() for race in found[key]]
             for key in ("races", "products")
         }
         seconds = {"used": round(time.monotonic() - self.began, 1), "given": self.given}
@@ -481,8 +481,10 @@ class Run:
                 self.report.put(part)
         for key in ("races", "products"):
             for race in old.get(key, []):
-                beside = self.report.beside.setdefault(race.pop("part"), {"races": [], "products": []})
-                beside[key].append(race)
+                found_by_part = self.report.by_part.setdefault(
+                    race.pop("part"), {"races": [], "products": []}
+                )
+                found_by_part[key].append(race)
 
 
 def crashed(parts: Sequence[dict[str, Any]]) -> None:
@@ -554,8 +556,8 @@ def _say(record: Mapping[str, Any]) -> None:
     figures = ", ".join(
         f"{key} {value}" for key, value in record["figures"].items() if isinstance(value, (int, float, str))
     )
-    told = record["reason"] or figures
-    sys.stdout.write(f"{record['status']:8} {record['seconds']:6.1f} s  {record['name']:14} {told[:200]}\n")
+    detail = record["reason"] or figures
+    sys.stdout.write(f"{record['status']:8} {record['seconds']:6.1f} s  {record['name']:14} {detail[:200]}\n")
     sys.stdout.flush()
 
 

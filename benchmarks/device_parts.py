@@ -194,15 +194,15 @@ def facts(given: Given) -> dict[str, Any]:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         answer = ""
-    told = dict(zip(asked, map(str.strip, answer.split(",")), strict=False))
+    values = dict(zip(asked, map(str.strip, answer.split(",")), strict=False))
     return {
         **found,
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "sms": properties.multi_processor_count,
         "memory": properties.total_memory,
-        "driver": told.pop(asked[0], ""),
-        "clocks": told,
+        "driver": values.pop(asked[0], ""),
+        "clocks": values,
     }
 
 

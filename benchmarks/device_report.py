@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 Report = Mapping[str, Any]
 NONE = "No report of a device yet."
-#: Share by which a figure has to differ to be told.
+#: Share by which a figure has to differ to be reported.
 CHANGED = 0.05
 
 
@@ -192,7 +192,7 @@ def take(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name_of(report)
     same = [old for old in read(folder) if gpu(old) == gpu(report) and old["run"] == report["run"]]
-    told = list(changes(same[-1], report)) if same else ["this is the first report of such a GPU"]
+    lines = list(changes(same[-1], report)) if same else ["this is the first report of such a GPU"]
     file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     reports = read(folder)
     page = root / "docs" / "cuda.md"
@@ -202,7 +202,7 @@ def take(
     check = root / "python" / "oxidion" / "_cuda" / "self_check.py"
     text = re.sub(r"^PROVEN: .*$", proven_line(capabilities), check.read_text("utf-8"), flags=re.MULTILINE)
     check.write_text(text, "utf-8")
-    return [str(file.relative_to(root)), *told, f"proven: {', '.join(capabilities) or 'nothing'}"]
+    return [str(file.relative_to(root)), *lines, f"proven: {', '.join(capabilities) or 'nothing'}"]
 
 
 def main() -> None:

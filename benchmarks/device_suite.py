@@ -64,9 +64,9 @@ class Told:
             self.written = time.monotonic()
             names = "; ".join(failure["test"] for failure in self.failures)
             shown = "\n\n".join(f"{f['test']}\n{f['traceback']}" for f in self.failures)[:KEPT]
-            told = {"figures": self.counts, "reason": names, "traceback": shown, "failures": self.failures}
+            record = {"figures": self.counts, "reason": names, "traceback": shown, "failures": self.failures}
             part = self.file.with_name(f"{self.file.name}.part")
-            part.write_text(json.dumps({**told, **more}), "utf-8")
+            part.write_text(json.dumps({**record, **more}), "utf-8")
             part.replace(self.file)
 
 

@@ -204,7 +204,7 @@ def sixteen(steps: int, name: str) -> Iterator[Row]:
             yield {**row, "met": abs(bias) <= (0.01 if states is None else 0.05)}
 
 
-def share_apart(name: str, least: float, steps: int, **keys: Any) -> float:
+def share_that_differs(name: str, least: float, steps: int, **keys: Any) -> float:
     """How far steps lie from those with float32 states, as a share of these, over the second half."""
     quantized, plain = (
         torch.stack([*steps_of(name, spectrum(least), steps, **own)][steps // 2 :])
@@ -216,8 +216,10 @@ def share_apart(name: str, least: float, steps: int, **keys: Any) -> float:
 def momenta(steps: int, name: str) -> Iterator[Row]:
     """One row of shares by the least singular value; there is no bar."""
     steps = min(steps, 300)
-    shares = {f"{least:g}": share_apart(name, least, steps, state_bits=8) for least in (1e-2, 1e-3, 1e-4)}
-    half = share_apart(name, 1e-3, steps, state_bits=32, state_dtype=torch.bfloat16)
+    shares = {
+        f"{least:g}": share_that_differs(name, least, steps, state_bits=8) for least in (1e-2, 1e-3, 1e-4)
+    }
+    half = share_that_differs(name, 1e-3, steps, state_bits=32, state_dtype=torch.bfloat16)
     yield {"class": name, "met": True, **shares, "bfloat16 0.001": half}
 
 

@@ -251,20 +251,20 @@ def serve(mesh: DeviceMesh, given: tuple[argparse.Namespace, int]) -> dict[str, 
         optimizer = make(stack(shapes, mesh), mesh)
         kinds = counted(optimizer)
         plan = planned(optimizer, kinds) if source == OURS else None
-        told: list[Any] = [None] * mesh.size()
-        dist.all_gather_object(told, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
-        rows.append({"source": source, "name": name, "dtype": dtype, **summed_up(told)})
+        gathered: list[Any] = [None] * mesh.size()
+        dist.all_gather_object(gathered, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
+        rows.append({"source": source, "name": name, "dtype": dtype, **summed_up(gathered)})
     return {"ranks": mesh.size(), "layers": layers, "rows": rows}
 
 
-def summed_up(told: list[Any]) -> dict[str, Any]:
+def summed_up(gathered: list[Any]) -> dict[str, Any]:
     """Collectives of the first process, and bytes as means over the processes."""
-    calls = {kind: found["calls"] for kind, found in sorted(told[0][0].items())}
+    calls = {kind: found["calls"] for kind, found in sorted(gathered[0][0].items())}
     given, sent_ = (
-        statistics.fmean(sum(found[what] for found in kinds.values()) for kinds, _ in told)
+        statistics.fmean(sum(found[what] for found in kinds.values()) for kinds, _ in gathered)
         for what in ("given", "sent")
     )
-    plans = [plan["sent"] for _, plan in told if plan is not None]
+    plans = [plan["sent"] for _, plan in gathered if plan is not None]
     row = {"calls": calls, "given": given, "sent": sent_}
     return {**row, "planned": statistics.fmean(plans)} if plans else row
 

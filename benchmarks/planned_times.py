@@ -120,9 +120,9 @@ def timed(work: Callable[[], object]) -> float:
     dist.barrier()
     start = time.perf_counter()
     work()
-    told = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
+    seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
 
 
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:

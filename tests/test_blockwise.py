@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oxidion.functional import dequantize_blockwise, quantize_blockwise
-from support import codes
+from support import code_books
 from support.inputs import gaussian
 
 both = pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
@@ -26,7 +26,7 @@ def in_blocks(values: Tensor) -> Tensor:
 @both
 def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
     entries = dequantize_blockwise(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, signed)
-    expected = codes.book(signed)
+    expected = code_books.book(signed)
     assert (len(expected), len(expected.unique())) == (256, 255 if signed else 256)
     torch.testing.assert_close(entries.double(), expected, rtol=2**-24, atol=0.0)
     assert entries[127 if signed else 0] == 0.0
@@ -57,8 +57,8 @@ def test_unsigned_book_has_the_entries_that_the_page_names() -> None:
 
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by vectors, and one by one
-def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.dtype) -> None:
-    entries = codes.book(signed).float()
+def test_quantization_of_a_dense_sweep_takes_the_nearest_entry(signed: bool, dtype: torch.dtype) -> None:
+    entries = code_books.book(signed).float()
     middles = ((entries[1:].double() + entries[:-1].double()) / 2).float()
     up, down = torch.tensor(math.inf), torch.tensor(-math.inf)
     around = [
@@ -73,7 +73,7 @@ def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.
     x = in_blocks(values[values.abs() <= 1.0])
     got, scales = quantize_blockwise(x.to(dtype), 256, signed)
     assert torch.equal(scales, torch.ones(len(x), 1))
-    assert torch.equal(got.long(), codes.find(x, signed))
+    assert torch.equal(got.long(), code_books.find(x, signed))
 
 
 def test_positive_number_has_no_code_of_zero_however_small() -> None:
@@ -90,11 +90,11 @@ def test_positive_number_has_no_code_of_zero_however_small() -> None:
 
 @both
 @pytest.mark.parametrize("scale", [1e-44, 1e-39, 1e-20, 3.7, 1e30, 3e38])
-def test_codes_do_not_depend_on_the_size_of_the_block(signed: bool, scale: float) -> None:
+def test_quantization_does_not_depend_on_the_size_of_the_block(signed: bool, scale: float) -> None:
     x = gaussian((3, 256), 1, 2, 3).float()
     x = (x if signed else x.abs()) / x.abs().amax(dim=1, keepdim=True)
     got, scales = quantize_blockwise((x.double() * scale).float(), 256, signed)
-    expected, expected_scales = codes.encode((x.double() * scale).float(), signed=signed)
+    expected, expected_scales = code_books.encode((x.double() * scale).float(), signed=signed)
     assert torch.equal(scales, expected_scales)
     # Quotients are rounded: next to a middle either neighbour may be found.
     assert (got != expected).double().mean() <= 1e-3
@@ -103,16 +103,16 @@ def test_codes_do_not_depend_on_the_size_of_the_block(signed: bool, scale: float
 @both
 @pytest.mark.parametrize("width", [1, 3, 255, 256, 257, 511, 513, 1030])
 @pytest.mark.parametrize("block", [64, 256, 512])
-def test_blocks_begin_anew_in_every_row(signed: bool, width: int, block: int) -> None:
+def test_every_row_begins_a_new_block(signed: bool, width: int, block: int) -> None:
     x = gaussian((5, width), 4, 5).float() * torch.logspace(-3, 3, 5)[:, None]
     x = x if signed else x.square()
     got, scales = quantize_blockwise(x, block, signed)
-    expected, expected_scales = codes.encode(x, block, signed=signed)
+    expected, expected_scales = code_books.encode(x, block, signed=signed)
     assert scales.shape == (5, -(-width // block))
     assert torch.equal(scales, expected_scales)
     assert (got != expected).sum() <= 1
     back = dequantize_blockwise(got, scales, block, signed)
-    assert torch.equal(back.double(), codes.decode(got, scales, block, signed=signed))
+    assert torch.equal(back.double(), code_books.decode(got, scales, block, signed=signed))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_arrays_give_arrays() -> None:
     assert np.array_equal(back, dequantize_blockwise(expected, expected_scales).numpy())
 
 
-def test_empty_tensors_have_no_codes() -> None:
+def test_empty_tensors_have_no_quantized_values() -> None:
     got, scales = quantize_blockwise(torch.zeros(0, 300))
     assert got.shape == (0, 300)
     assert scales.shape == (0, 2)

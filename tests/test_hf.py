@@ -169,7 +169,7 @@ def test_names_sorting_like_transformers_refuse_rates_of_parts(name: str) -> Non
         hf.from_name(name, args)
 
 
-def test_names_that_are_like_none_are_told_all() -> None:
+def test_error_for_a_name_like_no_other_lists_all() -> None:
     with pytest.raises(ValueError, match=r"got 'm'; it has adafactor, .*soapmuon"):
         hf.from_name("m", arguments())
     with pytest.raises(ValueError, match="the nearest is 'muon'"):

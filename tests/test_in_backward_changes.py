@@ -132,7 +132,7 @@ def test_second_optimizer_of_the_same_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize("schedule", [False, True])
-def test_optimizer_that_nobody_has_any_longer_steps_nothing(schedule: bool) -> None:
+def test_optimizer_that_was_deleted_steps_nothing(schedule: bool) -> None:
     model = net()
     first: BackwardOptimizer | None = oxidion.in_backward(model, partial(oxidion.AdamW, lr=0.5))
     scheduler = torch.optim.lr_scheduler.StepLR(first, 1) if schedule and first is not None else None

@@ -343,7 +343,7 @@ def test_update_rms_is_that_of_the_float32_weight() -> None:
     assert optimizer.metrics()[0]["update_rms"] == pytest.approx(1e-3, rel=1e-4)
 
 
-def test_explain_tells_how_parameters_are_rounded() -> None:
+def test_explain_says_how_parameters_are_rounded() -> None:
     narrow = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(3)]
     others = [
         nn.Parameter(torch.ones(4, dtype=dtype)) for dtype in (torch.float16, torch.float32, torch.float64)

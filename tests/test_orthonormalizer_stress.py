@@ -166,7 +166,7 @@ def test_zero_stays_zero_and_nan_keeps_to_itself(
     ],
     ids=str,
 )
-def test_fast_beside_another_method_is_refused(other: dict[str, Any], message: str) -> None:
+def test_fast_with_another_method_is_refused(other: dict[str, Any], message: str) -> None:
     param = torch.nn.Parameter(torch.ones(3, 4))
     param.grad = torch.ones(3, 4)
     optimizer = oxidion.Muon([param], orth_preset="fast", **other)

@@ -183,7 +183,7 @@ def test_number_of_threads_does_not_change_elementwise_results() -> None:
     assert step_once(1) == step_once(2) == step_once(3)
 
 
-def test_bfloat16_products_of_torch_work_beside_the_package() -> None:
+def test_bfloat16_products_of_torch_work_with_the_package() -> None:
     """Where a virtual machine hides the tiles that it names, they crash without what the import sets."""
     code = "import oxidion, torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print((x @ x)[0, 0].item())"
     plain = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}

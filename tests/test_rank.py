@@ -317,7 +317,7 @@ def test_model_whose_shapes_differ_gives_no_names(tmp_path: Path) -> None:
     assert [row.name for row in made.rows] == ["parameter 1", "parameter 5"]
 
 
-def test_optimizers_of_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
+def test_optimizers_of_one_checkpoint_are_separated(tmp_path: Path) -> None:
     content = {"one": state_dict(a=diagonal(2.0, 1.0)), "two": state_dict(a=diagonal(1.0, 1.0))}
     made = looked_at(saved(tmp_path, content))
     assert [row.name for row in made.rows] == ["one.a", "two.a"]
@@ -602,7 +602,9 @@ def test_file_that_is_no_whole_archive_is_refused(tmp_path: Path, damage: str) -
 @pytest.mark.parametrize(
     ("codes", "scales"), [("float32", "float32"), ("uint8", "float64"), ("uint8", "uint8")]
 )
-def test_codes_with_scales_of_another_type_are_refused(tmp_path: Path, codes: str, scales: str) -> None:
+def test_quantized_values_and_scales_of_other_types_are_refused(
+    tmp_path: Path, codes: str, scales: str
+) -> None:
     content = state_dict(a=torch.ones(4, 4, dtype=getattr(torch, codes)))
     content["state"][0]["momentum_absmax"] = torch.ones(4, 1, dtype=getattr(torch, scales))
     with pytest.raises(ValueError, match="a: 8-bit values need scales in float32"):

@@ -166,7 +166,7 @@ def test_wrong_keyword_is_a_type_error_that_names_the_nearest(name: str, wrong: 
         CLASSES[name]([nn.Parameter(torch.zeros(4, 4))], **{wrong: 0.5})
 
 
-def test_words_of_torch_are_told_in_the_words_of_the_class() -> None:
+def test_words_of_torch_are_translated_to_those_of_the_class() -> None:
     for cls, word in ((oxidion.Dion, "mu"), (oxidion.Dion2, "ef_decay"), (oxidion.Lion, "betas")):
         with pytest.raises(TypeError, match=f"argument is '{word}'"):
             cls([nn.Parameter(torch.zeros(4, 4))], momentum=0.9)  # type: ignore[call-arg]
@@ -222,7 +222,7 @@ def test_foreign_or_misspelled_words_name_the_right_argument(wrong: str) -> None
         ("rank_frac", {"Dion": "rank_fraction", "AdamW": "rank_fraction"}),
     ],
 )
-def test_wrong_key_of_a_group_is_told_the_right_one(wrong: str, near: dict[str, str]) -> None:
+def test_error_for_a_wrong_key_of_a_group_names_the_right_one(wrong: str, near: dict[str, str]) -> None:
     wanted = near or dict.fromkeys(CLASSES, "weight_decay")
     for name, key in wanted.items():
         group = {"params": [nn.Parameter(torch.zeros(4, 4))], wrong: 0.5}
@@ -230,7 +230,7 @@ def test_wrong_key_of_a_group_is_told_the_right_one(wrong: str, near: dict[str, 
             CLASSES[name]([group], **settings(CLASSES[name]))
 
 
-def test_wrong_algorithm_is_told_the_nearest() -> None:
+def test_error_for_a_wrong_algorithm_names_the_nearest() -> None:
     for wrong, near in (
         ("doin", "dion"),
         ("adam", "adamw"),
@@ -257,7 +257,7 @@ def test_group_key_given_as_an_argument_raises_with_its_place() -> None:
         cls([nn.Parameter(torch.zeros(4, 4))], use_muon=True)
 
 
-def test_word_that_is_like_nothing_is_told_what_there_is() -> None:
+def test_error_for_a_word_like_no_other_lists_all() -> None:
     cls: Any = oxidion.Lion
     weight = nn.Parameter(torch.zeros(4, 4))
     with pytest.raises(TypeError, match=r"'xyzzy', got 1; its arguments are betas, .*, workspace_limit$"):

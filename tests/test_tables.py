@@ -214,7 +214,7 @@ def test_repr_of_another_algorithms_group_compares_its_defaults(case: Case) -> N
     assert [line.split("lr: 0.25")[1].strip() for line in lines] == ["weight_decay: 0.5"] * 2
 
 
-def test_repr_counts_the_steps_and_tells_what_schedulers_add() -> None:
+def test_repr_counts_the_steps_and_shows_what_schedulers_add() -> None:
     model = make_model()
     optimizer = oxidion.AdamW(model.parameters(), lr=0.5, betas=(0.8, 0.99))
     run_steps(optimizer, model, range(3))

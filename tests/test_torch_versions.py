@@ -200,7 +200,7 @@ def test_library_in_a_folder_writable_by_others_is_refused(
 
 @pytest.mark.filterwarnings("ignore:oxidion compiles")
 @pytest.mark.parametrize("change", ["content", "digest", "mode"])
-def test_library_that_is_not_what_was_kept_is_compiled_anew(
+def test_library_that_is_not_what_was_kept_is_compiled_again(
     choose: Choose, fake_compiler: str, tmp_path: Path, change: str
 ) -> None:
     library = choose(CXX=fake_compiler).path

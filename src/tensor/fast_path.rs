@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_that_is_held_stays_and_tells_what_changed() {
+    fn storage_that_is_held_stays_and_shows_what_changed() {
         let zeros = |n: i64| Tensor::zeros([n], (Kind::Float, tch::Device::Cpu));
         let (mut held, mut x, y) = (Held::default(), zeros(3), zeros(4));
         held.push(&x, &x);

@@ -180,7 +180,7 @@ def test_settings_of_other_rules_are_refused_in_a_new_group(rule: str, key: str,
     oxidion.AdamW([{"params": [param], "average": rule, key: default}])
 
 
-def test_average_that_a_state_dict_does_not_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_average_that_a_state_dict_does_not_have_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     param, grads = start()
     plain, other = made(param, None), made(nn.Parameter(param.detach().clone()), "ema")
     run(plain, param, grads[:2])

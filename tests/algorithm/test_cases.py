@@ -144,7 +144,7 @@ EMPTY_CASES = [
 
 @pytest.mark.parametrize("case", EMPTY_CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_empty_parameters_beside_others_are_left_alone(case: Case, dtype: torch.dtype) -> None:
+def test_empty_parameters_among_others_are_left_alone(case: Case, dtype: torch.dtype) -> None:
     twin = Twin(case, dtype, orth_dtype=str(dtype).removeprefix("torch."))
     for grads in twin.gradients(2):
         twin.step(grads)

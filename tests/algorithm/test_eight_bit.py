@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import oxidion
 from oxidion._reference.registry import REFERENCE
-from support import codes
+from support import code_books
 from support.case import BASIS_ALGORITHMS, defaults_of
 from support.inputs import gaussian
 from support.rounding import of_state
@@ -96,7 +96,7 @@ def test_six_steps_equal_the_formula_with_quantized_states(cls: Any, keys: dict[
             param.grad = grad.float()
             optimizer.step()
             state = {
-                roles.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED)
+                roles.get(k, k): code_books.decode(v, scales[k], signed=k not in UNSIGNED)
                 if k in quantized
                 else v.double()
                 for k, v in kept.items()
@@ -115,7 +115,7 @@ def test_six_steps_equal_the_formula_with_quantized_states(cls: Any, keys: dict[
                 elif key in quantized:
                     random = of_state(optimizer, param, key)
                     signed = key not in UNSIGNED
-                    kept[key], scales[key] = codes.encode(value, signed=signed, random=random)
+                    kept[key], scales[key] = code_books.encode(value, signed=signed, random=random)
                     share = 0.97 if cls._ALGORITHM in BASIS_ALGORITHMS else 0.999
                     assert (kept[key] == own[key]).double().mean() >= share, (step, key)
                     rtol = 1e-2 if cls._ALGORITHM in BASIS_ALGORITHMS else 1e-4
@@ -129,7 +129,7 @@ def test_six_steps_equal_the_formula_with_quantized_states(cls: Any, keys: dict[
 
 
 @pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
-def test_verify_takes_codes_for_what_they_stand_for(cls: Any, keys: dict[str, Any]) -> None:
+def test_verify_dequantizes_states(cls: Any, keys: dict[str, Any]) -> None:
     params = parameters(SHAPES)
     optimizer = optimizer_of(cls, params, **keys)
     for step in range(2):
@@ -140,7 +140,7 @@ def test_verify_takes_codes_for_what_they_stand_for(cls: Any, keys: dict[str, An
 
 
 @pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
-def test_explain_counts_codes_and_scales(cls: Any, keys: dict[str, Any]) -> None:
+def test_explain_counts_quantized_values_and_scales(cls: Any, keys: dict[str, Any]) -> None:
     params = parameters([*SHAPES, (16, 16)])
     optimizer = optimizer_of(cls, params, **keys)
     optimizer.init_state()
@@ -198,7 +198,7 @@ def test_states_that_quantization_harms_are_never_in_8_bits(
     ],
     ids=lambda v: v if isinstance(v, str) else None,
 )
-def test_codes_of_such_a_state_in_a_checkpoint_are_refused(cls: Any, keys: dict[str, Any], key: str) -> None:
+def test_8_bit_values_of_such_a_state_are_refused(cls: Any, keys: dict[str, Any], key: str) -> None:
     def made() -> Any:
         return optimizer_of(cls, parameters([(96, 256)]), 0, **keys)
 
@@ -206,7 +206,7 @@ def test_codes_of_such_a_state_in_a_checkpoint_are_refused(cls: Any, keys: dict[
     optimizer.init_state()
     saved = copy.deepcopy(optimizer.state_dict())
     own = saved["state"][0]
-    own[key], own[key + "_absmax"] = codes.encode(torch.zeros(96, 256))
+    own[key], own[key + "_absmax"] = code_books.encode(torch.zeros(96, 256))
     other = made()
     with pytest.raises(ValueError, match=rf"'{key}' must be of dtype float16.*, got uint8"):
         other.load_state_dict(saved)
@@ -287,7 +287,7 @@ def test_states_that_exist_are_taken_as_they_are(bits: int) -> None:
     assert other.state[again[0]]["exp_avg"].dtype == (torch.uint8 if bits == 8 else torch.float32)
 
 
-def test_codes_without_scales_and_scales_without_codes_raise() -> None:
+def test_quantized_values_and_scales_need_each_other() -> None:
     params = parameters(SHAPES[:1])
     optimizer = oxidion.AdamW(params, state_bits=8)
     optimizer.init_state()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from support import codes
+from support import code_books
 from support.inputs import gaussian
 
 WIDTH = 256
@@ -178,7 +178,7 @@ def stored_again_and_again(q: Tensor, rounds: int) -> Tensor:
         optimizer.step()
         state = optimizer.state[param]
         assert bool((state["exp_avg_sq_absmax"] == 1.0).all())
-        found.append(codes.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False))
+        found.append(code_books.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False))
     return torch.stack(found)
 
 
@@ -190,7 +190,7 @@ def test_mean_of_what_is_stored_is_the_number() -> None:
     q[:, 0] = 1.0
     exact = q.sqrt().square()[::rows, 1].double()  # as the step squares it
     found = stored_again_and_again(q, rounds)[:, :, 1:].reshape(rounds, len(sizes), rows, WIDTH - 1)
-    entries = codes.book(False)
+    entries = code_books.book(False)
     low = entries[(exact[:, None] >= entries).sum(1) - 1]
     high = entries[(exact[:, None] >= entries).sum(1)]
     assert bool(((found == low[None, :, None, None]) | (found == high[None, :, None, None])).all())
@@ -235,7 +235,7 @@ def test_second_moments_that_stay_do_not_drift() -> None:
         optimizer.step()
         if step >= 500:
             state = optimizer.state[param]
-            total += codes.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False)
+            total += code_books.decode(state["exp_avg_sq"], state["exp_avg_sq_absmax"], signed=False)
     ratio = (total / 400 / grad.double().square()).mean(0)
     # Rounded to the nearest it would stand still up to half of the distance of entries away: 6 % and more.
     assert bool(((ratio.view(-1, 16).mean(1) - 1).abs() <= 0.03).all()), ratio.view(-1, 16).mean(1)

@@ -100,7 +100,7 @@ def test_float32_second_moments_stop_at_the_maximum_and_recover(kind: str, shape
 
 
 @pytest.mark.parametrize("kind", FACTORED)
-def test_rows_of_zeros_beside_huge_rows_stand_still(kind: str) -> None:
+def test_rows_of_zeros_next_to_huge_rows_stand_still(kind: str) -> None:
     cls, _, keys = FACTORED[kind]
     for shape in ((40, 24), (80, 2), (3, 90)):
         param = nn.Parameter(torch.ones(shape))

@@ -316,7 +316,7 @@ def test_model_says_by_overrides_which_parameters_go_without() -> None:
     }
 
 
-def test_random_rounding_beside_masters_is_refused() -> None:
+def test_random_rounding_with_masters_is_refused() -> None:
     param = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match=r"master_weights does not go with stochastic_rounding \(group 0\)"):
         oxidion.AdamW([param], master_weights=True, stochastic_rounding=True)

@@ -77,7 +77,7 @@ def test_equal_columns_go_to_the_lowest(scope: str) -> None:
 
 @every_class
 @pytest.mark.parametrize(("excess", "chosen"), [(1e-10, 1), (-1e-10, 1), (1e-5, 4)])
-def test_sums_that_float32_cannot_tell_apart_are_equal(name: str, excess: float, chosen: int) -> None:
+def test_sums_that_float32_cannot_distinguish_are_equal(name: str, excess: float, chosen: int) -> None:
     grad = 0.5 * equal_rows(6, 8)
     grad[1], grad[4] = 2 * grad[1], 2 * grad[4]
     grad[4, 0] += math.copysign(excess, float(grad[4, 0]))

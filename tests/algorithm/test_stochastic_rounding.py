@@ -57,7 +57,7 @@ def built(cls: Any, keys: dict[str, Any], dtype: torch.dtype, **more: Any) -> tu
     return param, cls([param], **{"lr": 1e-3, **keys, **more})
 
 
-def test_rows_of_8_bits_have_codes() -> None:
+def test_rows_of_8_bits_are_quantized() -> None:
     for cls, keys in EVERY:
         param, optimizer = built(cls, keys, torch.bfloat16, stochastic_rounding=True)
         optimizer.step()

@@ -249,7 +249,9 @@ WRONG = (
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG, ids=[str(wrong) for wrong, _ in WRONG])
 @pytest.mark.parametrize("place", ["arguments", "group"])
-def test_wrong_value_is_told_in_the_word_that_was_used(wrong: dict[str, Any], says: str, place: str) -> None:
+def test_error_for_a_wrong_value_names_the_word_that_was_used(
+    wrong: dict[str, Any], says: str, place: str
+) -> None:
     cls: Any = oxidion.Muon
     with pytest.raises(ValueError, match=says):
         cls([matrix()], **wrong) if place == "arguments" else cls([{"params": [matrix()], **wrong}])
@@ -261,7 +263,7 @@ def test_a_word_that_is_like_nothing_has_no_nearest() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("momentun", "momentum"), ("adjust_lr_func", "adjust_lr_fn")])
-def test_wrong_word_is_told_the_nearest(wrong: str, near: str) -> None:
+def test_error_for_a_wrong_word_names_the_nearest(wrong: str, near: str) -> None:
     cls: Any = oxidion.Muon
     with pytest.raises(TypeError, match=f"no argument '{wrong}', .* argument is '{near}'"):
         cls([matrix()], **{wrong: 0.5})

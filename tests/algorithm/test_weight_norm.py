@@ -149,7 +149,7 @@ def test_capturable_steps_that_are_bound_are_refused(cls: Any) -> None:
         cls([nn.Parameter(torch.ones(2, 2))], weight_norm="floor", capturable=True)
 
 
-def test_adamw_beside_matrices_that_keep_their_norm_is_free() -> None:
+def test_adamw_with_norm_constrained_matrices_is_unconstrained() -> None:
     """The norm of embeddings is held only where their group says so; vectors that go to AdamW are free."""
     found = []
     for make, keys in ((oxidion.MuonH, {}), (oxidion.AdamW, {}), (oxidion.MuonH, SPHERE)):

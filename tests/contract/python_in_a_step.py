@@ -30,7 +30,7 @@ SHAPES = [(48, 32), (48, 32), (24, 40), (64, 8)]
 strangers: list[Tensor] = []
 
 
-def apart(value: Tensor) -> Tensor:
+def in_own_pages(value: Tensor) -> Tensor:
     """The same numbers in pages of their own, which go with the tensor: a use after that ends the process."""
     size = value.untyped_storage().nbytes()
     made = torch.frombuffer(mmap.mmap(-1, size), dtype=value.dtype, count=size // value.itemsize)
@@ -225,7 +225,7 @@ class Case:
     def __init__(self, place: str, name: str) -> None:
         self.place, self.armed, self.failure = place, False, ""
         strided, in_pages = random.random() < 0.3, random.random() < 0.4
-        own = apart if in_pages else torch.Tensor.clone
+        own = in_own_pages if in_pages else torch.Tensor.clone
         self.params: list[Tensor] = []
         for shape in SHAPES:
             value = torch.randn(shape)
@@ -247,7 +247,7 @@ class Case:
         for states in self.optimizer.state.values() if in_pages else ():
             for state in states.values():
                 if isinstance(state, Tensor) and state.numel():
-                    state.data = apart(state)
+                    state.data = in_own_pages(state)
         self.action, self.target = random.choice(ACTIONS), random.choice(self.params)
         self.which = random.choice(["param", "grad", "state"])
         self.at = random.randrange({"profile": 200, "gradient": 4}.get(place, 1))
@@ -308,9 +308,9 @@ class Case:
             if self.place == "thread":
                 other.start()
             self.optimizer.step()
-            told = "took the step"
+            result = "took the step"
         except Exception as raised:
-            told = type(raised).__name__
+            result = type(raised).__name__
         finally:
             sys.setprofile(None)
             ended.set()
@@ -324,7 +324,7 @@ class Case:
         for stranger in strangers:
             assert bool((stranger == 7.0).all()), f"memory of others was written: {self.action.__name__}"
         del strangers[8:]
-        return f"{self.action.__name__} of {self.which}: {told} {'' if acted else '(not reached)'}"
+        return f"{self.action.__name__} of {self.which}: {result} {'' if acted else '(not reached)'}"
 
     def replace_all(self, ended: threading.Event) -> None:
         while not ended.is_set():
@@ -339,9 +339,9 @@ def main(place: str, name: str, count: int, seed: int) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     gc.freeze()  # what is there now is not looked at again by each collection
-    told = [Case(place, name).run() for _ in range(count)]
-    reached = sum("(not reached)" not in line for line in told)
-    sys.stdout.write("\n".join(sorted(set(told))) + f"\nreached {reached} of {count}\n")
+    lines = [Case(place, name).run() for _ in range(count)]
+    reached = sum("(not reached)" not in line for line in lines)
+    sys.stdout.write("\n".join(sorted(set(lines))) + f"\nreached {reached} of {count}\n")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_empty_parameter_list_raises(case: Case) -> None:
 
 
 @every_case
-def test_empty_group_beside_a_filled_one_is_legal(case: Case) -> None:
+def test_empty_group_next_to_a_filled_one_is_legal(case: Case) -> None:
     param = matrix()
     optimizer = case.new([{"params": []}, {"params": [param]}])
     set_grads([param], 0)

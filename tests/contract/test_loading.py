@@ -198,7 +198,7 @@ def test_state_of_other_floating_dtypes_is_taken_as_it_is(case: Case) -> None:
                 assert value.dtype == dtype, key
 
 
-def with_codes(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
+def with_quantized_states(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
     """An optimizer with states of 8 bits after a step, its state dict, and the entries of scales in that."""
     model = make_model()
     optimizer = case.build(model, named=True, state_bits=8)
@@ -214,7 +214,7 @@ def with_codes(case: Case) -> tuple[Any, dict[str, Any], list[Any]]:
 
 @every_case
 def test_quantized_values_or_scales_alone_are_refused(case: Case) -> None:
-    optimizer, saved, quantized = with_codes(case)
+    optimizer, saved, quantized = with_quantized_states(case)
     at, scales, value, name = quantized[0]
     key = scales.removesuffix("_absmax")
     for change, says in (
@@ -235,9 +235,9 @@ def test_quantized_values_or_scales_alone_are_refused(case: Case) -> None:
 
 
 @every_case
-def test_codes_that_were_copied_as_numbers_are_refused(case: Case) -> None:
+def test_quantized_values_copied_as_numbers_are_refused(case: Case) -> None:
     """As torch.distributed.checkpoint does where the optimizer that it fills has states of 32 bits."""
-    _, saved, quantized = with_codes(case)
+    _, saved, quantized = with_quantized_states(case)
     for at, scales, _, name in quantized:
         changed, key = copy.deepcopy(saved), scales.removesuffix("_absmax")
         own = changed["state"][at]
@@ -559,7 +559,7 @@ def test_parameter_without_states_is_refused_by_name(case: Case) -> None:
 
 
 @every_case
-def test_steps_without_states_are_told_once(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_without_states_are_reported_once(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """The state dict of an optimizer that had not stepped takes groups of a checkpoint and no states."""
     model = make_model()
     optimizer = case.cls(case.groups(model), **case.required)

@@ -31,7 +31,7 @@ def _without_counts(saved: dict[str, Any]) -> dict[str, Any]:
 
 @every_case
 @pytest.mark.parametrize("eager", [False, True], ids=["", "init_state"])
-def test_counters_of_0_beside_moments_are_those_of_their_group(
+def test_counters_of_0_with_moments_are_those_of_their_group(
     case: Case, eager: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, other = make_model(), make_model()

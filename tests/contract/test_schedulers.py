@@ -228,7 +228,7 @@ class FastaiLike:
         self.opt = optimizer
 
     @staticmethod
-    def fallen_apart(group: dict[str, Any]) -> dict[str, Any]:
+    def split_group(group: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in group.items():
             parts = value if isinstance(value, (list, tuple)) else None
@@ -239,11 +239,11 @@ class FastaiLike:
     def hypers(self) -> list[dict[str, Any]]:
         """The hyper-parameters under fastai's names."""
         groups = ({k: v for k, v in group.items() if k != "params"} for group in self.opt.param_groups)
-        return [{self.NAMES.get(k, k): v for k, v in self.fallen_apart(group).items()} for group in groups]
+        return [{self.NAMES.get(k, k): v for k, v in self.split_group(group).items()} for group in groups]
 
     def set_hyper(self, name: str, value: float) -> None:
         """Write a hyper-parameter into all groups, under the key that it has in the first."""
-        keys = self.fallen_apart(self.opt.param_groups[0])
+        keys = self.split_group(self.opt.param_groups[0])
         key = {self.NAMES.get(own, own): own for own in keys}[name]
         for group in self.opt.param_groups:
             if "__" not in key:

@@ -120,7 +120,7 @@ def test_default_device_decides_nothing_about_states(case: Case) -> None:
 
 
 @every_case
-def test_every_state_of_ours_is_told_from_entries_of_the_user(case: Case) -> None:
+def test_every_state_of_ours_differs_from_entries_of_the_user(case: Case) -> None:
     model = make_model()
     optimizer = case.build(model)
     run_steps(optimizer, model, range(1))

@@ -107,20 +107,20 @@ class Pass:
     @property
     def scalars(self) -> tuple[float, ...]:
         """Scalars in the order of the kernel."""
-        return OPERATIONS[self.name].told(self.values)
+        return OPERATIONS[self.name].arguments(self.values)
 
     @property
     def per_rate(self) -> tuple[int, ...]:
         """Scalars that are proportional to a learning rate."""
         return tuple(n for n, follows in enumerate(OPERATIONS[self.name].follows_rate) if follows)
 
-    def told(self, factors: Sequence[float] = ()) -> SimpleNamespace:
+    def arguments(self, factors: Sequence[float] = ()) -> SimpleNamespace:
         """All numbers by name."""
         return SimpleNamespace(**self.values, factors=factors or self.factors, live=self.live)
 
     def compute(self, x: Values, factors: Sequence[float] = ()) -> None:
         """The equation; with other factors where they are given."""
-        self.equation(x, self.told(factors))
+        self.equation(x, self.arguments(factors))
 
 
 def _sign_of(x: Tensor, u: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def _lamb_along(x: Values, s: SimpleNamespace) -> None:
     x[0].sub_(s.live[3] * lamb_direction(*x, s))
 
 
-#: What each operation is told; several where a number is another: names with their values in turn.
+#: Arguments of each operation; several where a number is another: names with their values in turn.
 TOLD: dict[str, list[dict[str, float]]] = {
     "count": [{}],
     "momentum": [
@@ -340,8 +340,8 @@ PASSES: dict[str, list[Pass]] = {
     for name, equation in EQUATIONS.items()
 }
 LAMB = PASSES["lamb"][0].scalars
-#: All that LAMB is told.
-LAMB_TOLD = PASSES["lamb"][0].told()
+#: All arguments of LAMB.
+LAMB_ARGUMENTS = PASSES["lamb"][0].arguments()
 #: Second moments, which are not negative, by operand. What is converted may be.
 POSITIVE = {
     each.name: tuple(n for n, content in enumerate(each.contents) if content == "unsigned")

@@ -23,7 +23,7 @@ class Operation:
     contents: list[str]
     encoded: bool
 
-    def told(self, values: dict[str, float]) -> tuple[float, ...]:
+    def arguments(self, values: dict[str, float]) -> tuple[float, ...]:
         """Scalars by name in the order in which the kernel gets them.
 
         Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from support import codes as book
+from support import code_books as book
 from support.rounding import random_numbers, rounded
 
 from .jobs import MOST_OPERANDS, MOST_SCALARS, PIECE, TYPES, Job, Scalars

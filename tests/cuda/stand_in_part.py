@@ -89,8 +89,8 @@ def check(file: str, row: int) -> None:
         name.split()[0]: "kernels" if part["status"] == "PASS" else f"libtorch: {part['reason']}"
         for name, part in parts.items()
     }
-    told = {"parts": list(parts.values()), "tiers": tiers if row == 3 else {}, "figures": {}}
-    write(file, {**told, "status": "FAIL" if failed else "PASS", "reason": ""})
+    outcome = {"parts": list(parts.values()), "tiers": tiers if row == 3 else {}, "figures": {}}
+    write(file, {**outcome, "status": "FAIL" if failed else "PASS", "reason": ""})
     os._exit(int(failed))  # as gpu-check
 
 
@@ -119,13 +119,13 @@ def main() -> None:
     if "--rows" in WORDS:
         check(file, int(after("--rows")[-1]))
     given = {"blocking": "CUDA_LAUNCH_BLOCKING", "off": "OXIDION_GPU_CHECK_OFF"}
-    told: dict[str, Any] = {"figures": {key: os.environ.get(word, "") for key, word in given.items()}}
+    outcome: dict[str, Any] = {"figures": {key: os.environ.get(word, "") for key, word in given.items()}}
     if script and script.endswith("device_parts.py"):
-        told["races"] = [{"workload": name}]
+        outcome["races"] = [{"workload": name}]
     if name == "env":
-        told |= {"device": {"name": "a GPU"}, "ceilings": {"copy_gb_per_s": 1.0}}
+        outcome |= {"device": {"name": "a GPU"}, "ceilings": {"copy_gb_per_s": 1.0}}
     note(name)
-    write(file, {"status": "PASS", **told})
+    write(file, {"status": "PASS", **outcome})
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ import torch
 from . import test_rows as rows
 from . import test_sums as sums
 from .emulator.library import Emulated
-from .jobs import LAMB_TOLD, MOST, PIECE, THREADS, Rate, lamb_direction, lamb_moments, table
+from .jobs import LAMB_ARGUMENTS, MOST, PIECE, THREADS, Rate, lamb_direction, lamb_moments, table
 from .stacks import Stack
 
 F32, F64 = torch.float32, torch.float64
@@ -59,8 +59,8 @@ def check_norms(kernels: Kernels, seed: int = 0) -> None:
     expected = []
     for operands in jobs:
         x, g, m, v = [operand.double() for operand in operands]
-        lamb_moments([x, g, m, v], LAMB_TOLD)
-        expected += [x.square().sum(), lamb_direction(x, m, v, LAMB_TOLD).square().sum()]
+        lamb_moments([x, g, m, v], LAMB_ARGUMENTS)
+        expected += [x.square().sum(), lamb_direction(x, m, v, LAMB_ARGUMENTS).square().sum()]
     found = sums.summed(kernels, "lamb_norms_only", "few", jobs, 2, seed=seed)
     wanted = torch.stack(expected).view(-1, 2)
     torch.testing.assert_close(found[:, 0], wanted[:, 0], rtol=EXACT, atol=0)

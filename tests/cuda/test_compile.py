@@ -86,7 +86,7 @@ def assert_is_within_resources(cubin: Cubin) -> None:
         assert 0 < kernel.registers <= REGISTERS_OF_AN_SM // (threads * blocks), name
 
 
-def assert_addends_are_copied_beside_products(cubin: Cubin, element: str) -> None:
+def assert_addends_are_copied_during_products(cubin: Cubin, element: str) -> None:
     """Half an addend is copied to shared memory by the code of a stage: among the last products."""
     listed = listing(cubin.code)[f"symmetric_mma_{element}"]
     barriers = [at for at, text in enumerate(listed) if "BAR.SYNC" in text]
@@ -168,8 +168,8 @@ def test_symmetric_wgmma_uses_tensor_copies_and_group_products(element: str) -> 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES["symmetric_mma.cu"])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_symmetric_mma_copies_addends_beside_its_products(architecture: str, element: str) -> None:
-    assert_addends_are_copied_beside_products(compiled("symmetric_mma.cu", architecture), element)
+def test_symmetric_mma_copies_addends_during_its_products(architecture: str, element: str) -> None:
+    assert_addends_are_copied_during_products(compiled("symmetric_mma.cu", architecture), element)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support import codes as book
+from support import code_books as book
 
 from .compile import ARCHITECTURES, listing
 from .driver import needs_nvrtc

@@ -108,7 +108,7 @@ def test_bfloat16_parameters_match_the_cpu_but_for_few_roundings(on_cpu: Outcome
 
 
 @every_algorithm
-def test_codes_of_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorithm: str) -> None:
+def test_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorithm: str) -> None:
     case, quantized = QUANTIZED[algorithm], 0
     theirs = on_cpu(algorithm)[label(case, torch.float32)]
     ours = outcome(case, torch.float32, DEVICE, state_bits=8)

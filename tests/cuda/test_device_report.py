@@ -131,7 +131,7 @@ def test_a_report_proves_the_products_of_its_architecture(report: dict[str, Any]
     assert "PROVEN: frozenset[str] = frozenset()\n" in check.read_text()
 
 
-def test_a_report_tells_what_changed_against_the_last_one(report: dict[str, Any], checkout: Path) -> None:
+def test_a_report_says_what_changed_since_the_last_one(report: dict[str, Any], checkout: Path) -> None:
     taken(report, checkout)
     parts = [{**part, "figures": dict(part["figures"])} for part in report["parts"][:-1]]
     for part in parts:

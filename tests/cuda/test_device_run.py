@@ -146,7 +146,7 @@ ACCIDENTS = [
 
 
 @pytest.mark.parametrize(("name", "kind", "status"), ACCIDENTS)
-def test_an_accident_of_a_part_is_told_and_the_others_run(
+def test_an_accident_of_a_part_is_reported_and_the_others_run(
     trial: Trial, name: str, kind: str, status: str
 ) -> None:
     report = trial.run(seconds=30 if (name, kind) == ("suite", "hang") else 100, **{name: kind})

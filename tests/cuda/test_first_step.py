@@ -62,16 +62,16 @@ def test_second_process_finds_verdicts_and_is_silent(
     assert any("checking" in text for text in earlier["warnings"])
     assert any("timing products" in text for text in earlier["warnings"])
     assert later["warnings"] == []
-    for told in (earlier, later):
-        assert told["import_s"] > 0
-        assert told["context_s"] > 0
-        assert told["steps"].keys() == told["kernels"].keys() == {"AdamW", "Muon"}
-        assert all(step["first_s"] > 0 and step["next_s"] > 0 for step in told["steps"].values())
-        assert {word for kernels in told["kernels"].values() for word in kernels.values()} == {"kernels"}
+    for report in (earlier, later):
+        assert report["import_s"] > 0
+        assert report["context_s"] > 0
+        assert report["steps"].keys() == report["kernels"].keys() == {"AdamW", "Muon"}
+        assert all(step["first_s"] > 0 and step["next_s"] > 0 for step in report["steps"].values())
+        assert {word for kernels in report["kernels"].values() for word in kernels.values()} == {"kernels"}
     assert later["steps"]["AdamW"]["first_s"] < earlier["steps"]["AdamW"]["first_s"]
     verdicts = found.figures["verdicts"]
     assert verdicts.keys() >= {"updates.cu", "symmetric_mma.cu"}
-    assert {told["result"] for told in verdicts.values()} == {"pass"}
+    assert {report["result"] for report in verdicts.values()} == {"pass"}
     assert found.figures["products_timed"] is True
     # What the caller keeps is as it was.
     assert not list(Path(environment["OXIDION_CACHE"]).glob("*.json"))
@@ -188,28 +188,28 @@ def test_machine_code_is_copied_without_verdicts(monkeypatch: pytest.MonkeyPatch
     code = "import json, os\nprint(json.dumps([{'found': os.listdir(os.environ['OXIDION_CACHE'])}]))"
     monkeypatch.setattr(first, "PROGRAM", code)
     heard: list[Any] = []
-    monkeypatch.setattr(first, "judged", lambda told, **_: (heard.extend(told), ("PASS", ""))[1])
+    monkeypatch.setattr(first, "judged", lambda report, **_: (heard.extend(report), ("PASS", ""))[1])
     assert first.first("0").status == "PASS"
     assert heard == [[{"found": ["a.cubin"]}]] * 2
 
 
-def told(seconds: float = 0.1, warnings: tuple[str, ...] = (), *, right: bool = True) -> dict[str, Any]:
+def report(seconds: float = 0.1, warnings: tuple[str, ...] = (), *, right: bool = True) -> dict[str, Any]:
     steps = {"AdamW": {"first_s": 0.1, "right": True}, "Muon": {"first_s": seconds, "right": right}}
     return {"steps": steps, "warnings": list(warnings)}
 
 
 def test_second_process_decides_and_both_have_to_be_right() -> None:
-    slow, silent = told(9.0, ("checking",)), told()
+    slow, silent = report(9.0, ("checking",)), report()
     assert first.judged([slow, silent], is_timed=True) == ("PASS", "")
-    status, reason = first.judged([slow, told(0.5)], is_timed=True)
+    status, reason = first.judged([slow, report(0.5)], is_timed=True)
     assert (status, reason) == (
         "SLOW",
         "first steps of the second process take Muon 0.50 s, not less than 0.5 s",
     )
-    assert first.judged([slow, told(0.5)], is_timed=False) == ("PASS", "")
-    assert first.judged([silent, told(warnings=("late",))], is_timed=True) == (
+    assert first.judged([slow, report(0.5)], is_timed=False) == ("PASS", "")
+    assert first.judged([silent, report(warnings=("late",))], is_timed=True) == (
         "FAIL",
         "the second process warns: late",
     )
-    for pair in ([told(right=False), silent], [silent, told(right=False)]):
+    for pair in ([report(right=False), silent], [silent, report(right=False)]):
         assert first.judged(pair, is_timed=True)[0] == "FAIL"

@@ -113,7 +113,7 @@ def test_power_iteration_is_that_of_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("shape", "block"), [((1000,), 256), ((7, 300), 64), ((2, 3, 5), 2), ((4, 0), 16)], ids=str
 )
-def test_codes_are_those_of_the_cpu(
+def test_quantized_values_are_those_of_the_cpu(
     shape: tuple[int, ...], block: int, dtype: torch.dtype, signed: bool
 ) -> None:
     x = there(gaussian(shape, 5), dtype)
@@ -165,7 +165,7 @@ def test_libtorch_computes_there() -> None:
 
 
 @pytest.mark.skipif(EMULATED, reason="memory of the host is all that there is")
-def test_codes_and_scales_on_two_devices_are_refused() -> None:
+def test_quantized_values_and_scales_on_two_devices_are_refused() -> None:
     codes, absmax = functional.quantize_blockwise(there(gaussian((8, 8), 1)))
     with pytest.raises(ValueError, match="quantized and absmax must be on one device"):
         functional.dequantize_blockwise(codes, absmax.cpu())

@@ -199,7 +199,7 @@ def values(*numbers: float) -> list[torch.Tensor]:
         ([0.0, 0.0], [0.0], "nothing is compared"),
     ],
 )
-def test_bits_that_differ_are_told_apart(
+def test_bits_that_differ_are_found(
     monkeypatch: pytest.MonkeyPatch, by_kernels: list[float], by_libtorch: list[float], reason: str
 ) -> None:
     results = {"compare": list(by_kernels), "libtorch": list(by_libtorch)}

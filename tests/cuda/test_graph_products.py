@@ -160,7 +160,7 @@ def test_learning_rate_on_the_device_is_that_of_each_replay(environment: dict[st
     ],
 )
 @pytest.mark.parametrize("warmup", [2, 3])
-def test_steps_with_a_new_basis_are_taken_beside_the_graph(
+def test_steps_with_a_new_basis_are_taken_outside_of_the_graph(
     environment: dict[str, str], arguments: str, warmup: int
 ) -> None:
     """Those between are replays; a step with a new basis that would be captured leaves that to the next."""
@@ -188,7 +188,7 @@ def test_steps_with_a_new_basis_are_taken_beside_the_graph(
     )
 
 
-def test_staggered_bases_are_computed_beside_the_graph(environment: dict[str, str]) -> None:
+def test_staggered_bases_are_computed_outside_of_the_graph(environment: dict[str, str]) -> None:
     """Some matrix has a new basis in most of the steps: those are direct ones, the others replays."""
     run(
         environment,
@@ -212,7 +212,7 @@ def test_staggered_bases_are_computed_beside_the_graph(environment: dict[str, st
     )
 
 
-def test_replays_that_are_not_told_anew_have_other_numbers(environment: dict[str, str]) -> None:
+def test_replays_without_new_arguments_have_other_numbers(environment: dict[str, str]) -> None:
     """The comparisons of the tests above notice a replay with the arguments of an earlier step."""
     run(
         environment,

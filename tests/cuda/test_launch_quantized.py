@@ -151,7 +151,7 @@ def test_passes_over_lines_round_moments_of_16_bits_as_the_cpu(
 
 
 @needs_nvrtc
-def test_muon_has_the_codes_of_the_cpu_for_heads_of_columns(environment: dict[str, str]) -> None:
+def test_muon_quantizes_as_the_cpu_for_heads_of_columns(environment: dict[str, str]) -> None:
     run(
         environment,
         """

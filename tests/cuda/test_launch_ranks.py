@@ -33,7 +33,7 @@ ON_ITS_MESH = (
         ("test_sim_equivalence.py", SHARDED, 25),
         ("test_gloo.py", PROCESSES, 10),
         ("test_offload_gloo.py", ON_ITS_MESH, 17),
-        ("test_eight_bit.py", "empty_shards or (codes_of_every_layout and (Lamb or Dion2))", 22),
+        ("test_eight_bit.py", "empty_shards or (8_bit_states_of_every_layout and (Lamb or Dion2))", 22),
     ],
 )
 def test_sharded_results_equal_those_of_one_process(

@@ -61,7 +61,7 @@ def test_gradients_of_any_stride_have_the_same_step(environment: dict[str, str])
 
 
 @needs_nvrtc
-def test_zero_and_broken_gradients_are_told_apart(environment: dict[str, str]) -> None:
+def test_zero_and_broken_gradients_are_separated(environment: dict[str, str]) -> None:
     run(
         environment,
         """

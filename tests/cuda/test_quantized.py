@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import codes as book
+from support import code_books as book
 
 from .emulator.library import Emulated
-from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
+from .jobs import LAMB_ARGUMENTS, PASSES, PIECE, Pass
 from .operations import OPERATIONS, names
 from .quantized import (
     MOST_QUANTIZED,
@@ -61,13 +61,13 @@ def _direction(x: list[Tensor], s: SimpleNamespace) -> None:
     r.copy_(rate * m / (_root(v) * inverse_root + s.epsilon))
 
 
-def lamb_direction(x: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_TOLD) -> Tensor:
+def lamb_direction(x: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_ARGUMENTS) -> Tensor:
     """Direction of LAMB in the order of the kernel."""
     first, second, *_ = s.live
     return (m * first) / (_root(v) * second + s.epsilon) + s.weight_decay * x
 
 
-def lamb_moments(g: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_TOLD) -> None:
+def lamb_moments(g: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_ARGUMENTS) -> None:
     """Updates both moments of LAMB in the order of the kernel."""
     g = s.live[2] * g
     m.copy_(s.beta1 * m + s.blend * g)
@@ -120,7 +120,7 @@ class Case:
 
     def compute(self, x: list[Tensor]) -> None:
         """The equation, on what is stored."""
-        IN_ORDER.get(self.name, self.plain.equation)(x, self.plain.told())
+        IN_ORDER.get(self.name, self.plain.equation)(x, self.plain.arguments())
 
 
 CASES = {name: Case(name) for name in names("elementwise", encoded=True) if name in PASSES}
@@ -225,7 +225,7 @@ def check(
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("types", ["float32", "float16", "float64"])
-def test_pass_equals_its_equation_and_codes_are_equal(kernels: Emulated, name: str, types: str) -> None:
+def test_pass_equals_its_equation_and_quantizes_equally(kernels: Emulated, name: str, types: str) -> None:
     plain = getattr(torch, types)
     jobs = []
     for width in WIDTHS:
@@ -331,7 +331,7 @@ def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Codes, Tensor
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels: Emulated, signed: bool) -> None:
+def test_values_next_to_a_midpoint_take_the_nearest_entry(kernels: Emulated, signed: bool) -> None:
     entries = book.book(signed).float()
     middles = ((entries[1:].double() + entries[:-1].double()) / 2).float()
     up, down = torch.tensor(torch.inf), torch.tensor(-torch.inf)
@@ -347,7 +347,7 @@ def test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels: Emulat
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_scales_of_any_size_and_what_is_no_number(kernels: Emulated, signed: bool) -> None:
+def test_scales_of_any_size_and_nan(kernels: Emulated, signed: bool) -> None:
     values = torch.randn(14, 300).abs() + 1e-3
     values[::2] *= -1.0 if signed else 1.0
     sizes = (1e-45, 1e-42, 1e-38, 2.0**-60, 0.9 * 2.0**-60, 1e-20, 1e20, 1.1 * 2.0**60, 1e37)
@@ -423,7 +423,7 @@ def test_float16_of_any_size_is_rounded_at_random(kernels: Emulated, positive: b
     assert bool((to.values[x > 0] > 0).all()) == positive
 
 
-def test_random_rounding_keeps_what_is_no_number(kernels: Emulated) -> None:
+def test_random_rounding_keeps_nan(kernels: Emulated) -> None:
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 3.3895e38, -3.3895e38, 1e-40] * 40)
     one, places = Plain.of(special, BF16), Places(1, [(320, 0, 320)])
     x = Rounded(one.values, one.whole, 4, places)

@@ -95,14 +95,14 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
 
     def work() -> None:
         checks.test_a_part_of_a_row_has_its_own_scales(kernels)
-        checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=True)
-        checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=False)
-        checks.test_scales_of_any_size_and_what_is_no_number(kernels, signed=True)
+        checks.test_values_next_to_a_midpoint_take_the_nearest_entry(kernels, signed=True)
+        checks.test_values_next_to_a_midpoint_take_the_nearest_entry(kernels, signed=False)
+        checks.test_scales_of_any_size_and_nan(kernels, signed=True)
         checks.test_random_bits_follow_the_places_in_the_whole_tensor(kernels)
         checks.test_random_bits_of_quantization_follow_whole_tensor_places(kernels)
         checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=True)
         checks.test_float16_of_any_size_is_rounded_at_random(kernels, positive=False)
-        checks.test_random_rounding_keeps_what_is_no_number(kernels)
+        checks.test_random_rounding_keeps_nan(kernels)
         checks.test_every_kind_of_weight_is_found_again(kernels)
         checks.test_weights_of_others_are_read_without_harm(kernels)
 

@@ -14,7 +14,7 @@ from .driver import TESTS, needs_nvrtc
 from .kept import compiled
 from .test_compile import (
     ELEMENTS,
-    assert_addends_are_copied_beside_products,
+    assert_addends_are_copied_during_products,
     assert_addends_are_loaded_before_a_wait,
     assert_is_within_resources,
 )
@@ -108,4 +108,4 @@ def test_every_source_compiles_by_older_compilers(
         if source == "symmetric_wgmma.cu":
             assert_addends_are_loaded_before_a_wait(made, element)
         if source == "symmetric_mma.cu":
-            assert_addends_are_copied_beside_products(made, element)
+            assert_addends_are_copied_during_products(made, element)

@@ -71,7 +71,7 @@ def ran(
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
-def test_accidents_of_parts_are_told_apart_and_stop_no_other(tmp_path: Path, jobs: int) -> None:
+def test_accidents_of_parts_are_named_and_stop_no_other(tmp_path: Path, jobs: int) -> None:
     works = (hangs, crashes, raises, floods, leaves_a_child, passes)
     began = time.monotonic()
     found = ran(tmp_path, *works, jobs=jobs)
@@ -105,11 +105,11 @@ def test_an_exit_code_that_a_part_may_have_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_processes_of_a_part_end_with_it(tmp_path: Path) -> None:
-    def tells(write: Callable[[Any], None]) -> dict[str, Any]:
+    def writes(write: Callable[[Any], None]) -> dict[str, Any]:
         child = subprocess.Popen(["sleep", "100"])
         return {"status": "PASS", "figures": {"child": child.pid}}
 
-    child = ran(tmp_path, tells)["tells"]["figures"]["child"]
+    child = ran(tmp_path, writes)["writes"]["figures"]["child"]
     until = time.monotonic() + 5
     while Path(f"/proc/{child}").is_dir() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
         assert time.monotonic() < until

@@ -113,7 +113,9 @@ def test_outcome_is_what_the_tool_says(
 ) -> None:
     """With a stub program instead of the tool."""
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path / 'told'}\ncat <<'END'\n{said}\nEND\nexit {code}\n")
+    tool.write_text(
+        f"#!/bin/sh\necho \"$@\" > {tmp_path / 'arguments'}\ncat <<'END'\n{said}\nEND\nexit {code}\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert sanitizer() == str(tool)
@@ -123,7 +125,7 @@ def test_outcome_is_what_the_tool_says(
     else:
         with pytest.raises(raised):
             assert_clean(checked("memcheck"))
-    told = (tmp_path / "told").read_text()
-    assert told.startswith(f"--tool memcheck --error-exitcode {FOUND} --kernel-name regex=^(")
-    assert str(SCRIPT) in told
-    assert "adamw_many" in told
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith(f"--tool memcheck --error-exitcode {FOUND} --kernel-name regex=^(")
+    assert str(SCRIPT) in arguments
+    assert "adamw_many" in arguments

@@ -167,8 +167,8 @@ def test_sources_are_checked_once_and_their_verdicts_kept(
     # A verdict is valid until a user requests another check.
     (kept,) = emulation.cache.glob("check-factors-*.json")
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "result": "fail", "reason": "planted"}))
-    told = emulation.step()
-    assert told["states"]["factors.cu"].startswith("libtorch (planted (found before")
+    report = emulation.step()
+    assert report["states"]["factors.cu"].startswith("libtorch (planted (found before")
     done = subprocess.run(
         [sys.executable, "-m", "oxidion", "gpu-check", "--device", "emulated", "--recheck"],
         env={**environment, **emulation.variables},
@@ -199,10 +199,10 @@ def test_faulty_source_is_off_and_is_not_tried_again(
         assert emulation.records()["factors.cu"]["result"] == "timeout"
         assert "factors.cu libtorch (it gave no answer within 8 s" in once["env"]
     found = [emulation.step(**variables) for _ in range(2)]
-    for told in found:
-        assert told["states"].pop("factors.cu").startswith("libtorch (")
-        assert set(told["states"].values()) == {"kernels"}
-        (warning,) = told["warned"]
+    for report in found:
+        assert report["states"].pop("factors.cu").startswith("libtorch (")
+        assert set(report["states"].values()) == {"kernels"}
+        (warning,) = report["warned"]
         words = (
             "factors.cu",
             "oxidion emulator",
@@ -225,26 +225,26 @@ def test_faulty_source_is_off_and_is_not_tried_again(
 @needs_nvrtc
 def test_kernels_are_used_without_a_check_or_where_none_can_be(emulation: Emulation) -> None:
     for variables in ({"OXIDION_SELF_CHECK": "0"}, {"OXIDION_CUDA": "kernels"}):
-        told = emulation.step(**variables)
-        assert told["states"]["factors.cu"] == "kernels"
-        assert told["warned"] == told["heard"] == []
-    told = emulation.step(before="sys.executable = ''")
-    assert told["states"] == dict.fromkeys(LAMB, "kernels")
-    assert told["warned"] == []
-    (unchecked,) = [text for text in told["heard"] if "without a check" in text]
+        report = emulation.step(**variables)
+        assert report["states"]["factors.cu"] == "kernels"
+        assert report["warned"] == report["heard"] == []
+    report = emulation.step(before="sys.executable = ''")
+    assert report["states"] == dict.fromkeys(LAMB, "kernels")
+    assert report["warned"] == []
+    (unchecked,) = [text for text in report["heard"] if "without a check" in text]
     assert "there is no sys.executable" in unchecked
     assert all(name in unchecked for name in LAMB)
     assert emulation.records() == {}
     # A kernel that is not there needs no check.
     emulation.without("factors.cu")
-    told = emulation.step(before="sys.executable = ''")
-    assert "NOT_FOUND" in told["states"]["factors.cu"]
-    assert told["states"]["sums.cu"] == "kernels"
+    report = emulation.step(before="sys.executable = ''")
+    assert "NOT_FOUND" in report["states"]["factors.cu"]
+    assert report["states"]["sums.cu"] == "kernels"
 
 
 def test_products_by_warpgroups_are_not_used_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[tuple[str, str, int]] = []
-    monkeypatch.setattr(self_check, "turn_source_off", lambda *told: turned.append(told))
+    monkeypatch.setattr(self_check, "turn_source_off", lambda *report: turned.append(report))
     monkeypatch.setattr(self_check, "_applied", set())
     facts = self_check.Facts("a GPU", "9.0", 132, "12.4")
     unknown = Verdict("unknown", "no child")
@@ -427,7 +427,7 @@ def test_libraries_are_loaded_before_the_time_of_a_source_begins(monkeypatch: py
     monkeypatch.setattr(child, "place", lambda _: torch.device("cpu"))
     monkeypatch.setattr(child, "warm_up", lambda _: done.append("warm-up"))
     monkeypatch.setattr(child, "checked", lambda name, _: done.append(name) or Verdict("pass"))
-    monkeypatch.setattr(child, "say", lambda **told: done.append(next(iter(told))))
+    monkeypatch.setattr(child, "say", lambda **report: done.append(next(iter(report))))
     for name in ("load_sources", "hide_sources", "turn_source_off"):
         monkeypatch.setattr(child, name, lambda *_: None)
     monkeypatch.setattr(child.signal, "alarm", lambda _: None)

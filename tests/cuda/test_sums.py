@@ -12,7 +12,7 @@ from torch import Tensor
 from .emulator.library import Emulated
 from .jobs import (
     LAMB,
-    LAMB_TOLD,
+    LAMB_ARGUMENTS,
     LIVE_LAMB,
     MOST,
     PASSES,
@@ -144,8 +144,8 @@ def test_sums_equal_float64_and_moments_are_written_where_due(
         wide = [y.double().clone() for y in (x, *rest)]
         expected = [wide[0].square().sum()]
         if count == 2:
-            lamb_moments(wide, LAMB_TOLD)
-            expected.append(lamb_direction(wide[0], wide[2], wide[3], LAMB_TOLD).square().sum())
+            lamb_moments(wide, LAMB_ARGUMENTS)
+            expected.append(lamb_direction(wide[0], wide[2], wide[3], LAMB_ARGUMENTS).square().sum())
         torch.testing.assert_close(
             sum_, torch.stack(expected), rtol=1e-6 if form != "wide" else 1e-13, atol=0
         )

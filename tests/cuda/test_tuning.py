@@ -86,9 +86,9 @@ class Process:
         assert found["finite"]
         return found
 
-    def timed(self, told: dict[str, Any]) -> int:
+    def timed(self, report: dict[str, Any]) -> int:
         """How often products were timed."""
-        return sum("timing products" in text for text in told["heard"])
+        return sum("timing products" in text for text in report["heard"])
 
     def record(self) -> tuple[Path, dict[str, Any]]:
         """What is kept."""
@@ -114,8 +114,8 @@ def test_products_are_timed_once_and_the_faster_way_is_taken(
     assert f"symmetric products: kernels in {won} of " in first["env"]
     for ratio, launches in ((2.0, ITERATIONS), (1.04, 0), (0.5, 0)):
         file.write_text(json.dumps({**kept, "ratios": [ratio] * len(classes)}))
-        told = process.step()
-        assert (process.timed(told), told["launches"]) == (0, launches), ratio
+        report = process.step()
+        assert (process.timed(report), report["launches"]) == (0, launches), ratio
     # An untimed class follows the rule: it has enough tiles for four multiprocessors.
     file.write_text(json.dumps({**kept, "ratios": [None] * len(classes)}))
     assert process.step()["launches"] == ITERATIONS
@@ -132,29 +132,29 @@ def test_products_are_timed_once_and_the_faster_way_is_taken(
 def test_rule_chooses_where_nothing_is_timed(environment: Environment, tmp_path: Path) -> None:
     process = Process(environment, tmp_path)
     for variables in ({"OXIDION_TUNE": "0"}, {"OXIDION_SELF_CHECK": "0"}, {"OXIDION_CUDA": "kernels"}):
-        told = process.step(**variables)
-        assert (process.timed(told), told["launches"]) == (0, ITERATIONS), variables
+        report = process.step(**variables)
+        assert (process.timed(report), report["launches"]) == (0, ITERATIONS), variables
     broken = Path(process.folder, "sitecustomize.py")
     broken.write_text(
         PROVEN + "    import oxidion._gpu_check.products as p\n    p.ratios = lambda _: 1 / 0\n"
     )
-    told = process.step()
-    assert told["launches"] == ITERATIONS
-    (said,) = [text for text in told["heard"] if "a fixed rule chooses" in text]
+    report = process.step()
+    assert report["launches"] == ITERATIONS
+    (said,) = [text for text in report["heard"] if "a fixed rule chooses" in text]
     assert "ZeroDivisionError" in said
     assert not list(process.cache.glob("products-*.json"))
 
 
 def test_ranks_take_the_kernel_where_it_wins_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int, list[bool | None]]] = []
-    monkeypatch.setattr(tuning, "set_symmetric_wins", lambda *told: used.append(told))
+    monkeypatch.setattr(tuning, "set_symmetric_wins", lambda *report: used.append(report))
     count = len(symmetric_classes())
     ranks: list[list[int | None]] = [[1, 1, 0, None, 1], [1, 0, 0, 1, None]]
-    told = []
+    report = []
     for wins in ranks:
         monkeypatch.setattr(tuning, "_in_use", {0: [*wins, *[0] * (count - 5)]})
-        told.append(tuning.flags(0))
-    largest = [max(pair) for pair in zip(*told, strict=True)]
+        report.append(tuning.flags(0))
+    largest = [max(pair) for pair in zip(*report, strict=True)]
     for wins in ranks:
         monkeypatch.setattr(tuning, "_in_use", {0: [*wins, *[0] * (count - 5)]})
         tuning.agree(0, largest)

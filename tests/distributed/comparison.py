@@ -94,8 +94,8 @@ class Comparison:
     def step(self, grads: Sequence[Tensor]) -> None:
         """One step on both sides."""
         self.mesh.step(lambda rank: self.replica_gradients(rank, grads))
-        told = self.case.told(self.groups, grads)
-        for expected, grad, state, group in zip(self.expected, grads, self.states, told, strict=True):
+        groups = self.case.groups_with_norms(self.groups, grads)
+        for expected, grad, state, group in zip(self.expected, grads, self.states, groups, strict=True):
             REFERENCE[group["algorithm"]](expected, grad.double(), state, group)
 
     def check(self, tolerance: float) -> None:

@@ -60,7 +60,7 @@ def placements() -> tuple[str, str, str]:
     return found[0], found[1], found[2]
 
 
-def sum_beside_uneven_groups() -> float:
+def sum_with_uneven_groups() -> float:
     """Largest difference of steps from those of one process; one rank alone has made a process group."""
     dist.new_group([0])
     return jobs.steps_on_a_layout("lamb-default", "dp2-fsdp2-tp2", torch.float64, False)

@@ -101,7 +101,7 @@ def _states(optimizer: Any) -> list[dict[str, Tensor]]:
     return [*optimizer.state_dict()["state"].values()]
 
 
-def beside_one_process(name: str, layout: Any) -> dict[str, float]:
+def compare_with_one_process(name: str, layout: Any) -> dict[str, float]:
     """Distances from one process that has everything: of weights and of each state in a checkpoint."""
     owned, whole = _params(layout), _params(None)
     one, other = _optimizer(name, owned, layout), _alone(name, whole)
@@ -365,7 +365,7 @@ def all_states_at_once() -> None:
     optimizer.step()
 
 
-def sums_beside_one_process(layout: Any) -> dict[str, float]:
+def sums_of_one_process(layout: Any) -> dict[str, float]:
     """Distances of a factor that is a sum over ranks from what one process has; and those of weights."""
     shapes = ((12, 8), (14, 9), (3, 6, 5))  # the side that is not cut is the shorter one
     params, whole = _weights(shapes, layout), _weights(shapes, None)
@@ -454,7 +454,7 @@ def late(name: str, layout: Any) -> list[float]:
     return [_differ([a], [b]) for a, b in zip(*runs, strict=True)]
 
 
-def beside_a_rate_of_none() -> bool:
+def with_a_rate_of_none() -> bool:
     """Whether SOAP's sums work together with a group without a learning rate."""
     params = _params(("S", 0))
     groups = [{"params": params[:1], "sides": "unsharded"}, {"params": params[1:2], "algorithm": "adafactor"}]

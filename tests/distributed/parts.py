@@ -156,7 +156,7 @@ MODEL = types.SimpleNamespace(num_attention_heads=2, num_query_groups=2, kv_chan
 """What is read of the configuration of a model."""
 
 
-def beside_megatron(tp_mode: str) -> tuple[float, str]:
+def compare_with_megatron(tp_mode: str) -> tuple[float, str]:
     """Relative distance from what Megatron's own Muon makes of the same parts, or why it cannot be had."""
     entries, missing = registry()
     if missing:

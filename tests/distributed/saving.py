@@ -300,7 +300,7 @@ def whole_folder_of_ranks(root: str, failing: int | None) -> tuple[str | None, s
     return said, newest and newest.name, sorted(path.name for path in newest.iterdir()) if newest else []
 
 
-def save_beside_steps(folder: str, is_ours: bool) -> list[Tensor]:
+def save_during_steps(folder: str, is_ours: bool) -> list[Tensor]:
     """Takes steps over the default group while checkpoints are written; how far off the last one is."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)

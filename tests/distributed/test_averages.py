@@ -11,7 +11,7 @@ import oxidion
 from support.cases import Case, Group
 from support.layouts import setting_named
 
-from . import beside
+from . import compared
 
 STEPS = 5
 SHAPES = ((12, 8), (8, 12), (17, 5), (3, 6, 4))
@@ -29,18 +29,20 @@ CLASSES: dict[str, dict[str, Any]] = {
 SETTINGS = ("fsdp3-dim0", "dp2-fsdp2-tp2")
 
 
-def apart(name: str, rule: str, setting: str, keys: dict[str, Any], dtype: torch.dtype) -> tuple[float, bool]:
+def difference(
+    name: str, rule: str, setting: str, keys: dict[str, Any], dtype: torch.dtype
+) -> tuple[float, bool]:
     """Largest distance of weights and averages from those of one process; whether all bits are the same."""
     cls = getattr(oxidion, name)
     case = Case(name, cls, cls._ALGORITHM, {"lr": 2.0**-6, **keys}, (Group(SHAPES, RULES[rule]),))
-    grads = beside.normal(case.shapes, STEPS, 3)
-    single, params = beside.one_process(case, grads, dtype)
-    mesh = beside.all_ranks(case, setting_named(setting), grads, dtype)
+    grads = compared.normal(case.shapes, STEPS, 3)
+    single, params = compared.one_process(case, grads, dtype)
+    mesh = compared.all_ranks(case, setting_named(setting), grads, dtype)
     means = [single.state[param]["average"] for param in params]
     held = [rank.optimizer.state[param]["average"] for rank in mesh.ranks for param in rank.params]
     pairs = [
-        *beside.parts(mesh, params),
-        *((own, wanted) for own, (_, wanted) in zip(held, beside.parts(mesh, means), strict=True)),
+        *compared.parts(mesh, params),
+        *((own, wanted) for own, (_, wanted) in zip(held, compared.parts(mesh, means), strict=True)),
     ]
     ways = [
         float((p.detach() - start.detach()).norm())
@@ -59,7 +61,7 @@ def apart(name: str, rule: str, setting: str, keys: dict[str, Any], dtype: torch
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_averages_on_a_mesh_are_those_of_one_process(name: str, rule: str, setting: str) -> None:
-    error, _ = apart(name, rule, setting, CLASSES[name], torch.float64)
+    error, _ = difference(name, rule, setting, CLASSES[name], torch.float64)
     assert error <= 1e-12
 
 
@@ -67,5 +69,5 @@ def test_averages_on_a_mesh_are_those_of_one_process(name: str, rule: str, setti
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
 def test_averages_on_a_mesh_have_the_bits_of_one_process(name: str, rule: str, setting: str) -> None:
-    _, is_equal = apart(name, rule, setting, {}, torch.float32)
+    _, is_equal = difference(name, rule, setting, {}, torch.float32)
     assert is_equal

@@ -15,7 +15,7 @@ from support.cases import Case, Group
 from support.layouts import setting_named
 from support.pairwise import covering
 
-from . import beside
+from . import compared
 
 STEPS = 13
 BASE: dict[str, Any] = {"lr": 2.0**-6, "weight_decay": 2.0**-3}
@@ -61,12 +61,12 @@ def test_refreshed_bases_on_any_layout_are_those_of_one_process(
     settings = {**BASE, "precondition_frequency": frequency, **keys}
     case = Case(kind, cls, cls._ALGORITHM, settings, (WHOLE, HEADS))
     found: list[list[dict[str, Tensor]]] = []
-    grads = beside.normal(case.shapes, STEPS, 5)
-    _, params = beside.one_process(case, grads, torch.float64, lambda _, *own: found.append(bases(*own)))
+    grads = compared.normal(case.shapes, STEPS, 5)
+    _, params = compared.one_process(case, grads, torch.float64, lambda _, *own: found.append(bases(*own)))
     # What the last step begins with is another basis than the first, of every side of every matrix.
     for first, last, shape in zip(found[0], found[-2], case.shapes, strict=True):
         assert len(first) == (1 if kind == "soap-short" else 2)
         for side, basis in first.items():
             assert bool((basis != last[side]).flatten(-2).any(-1).all()), f"{side} of {shape}"
-    mesh = beside.all_ranks(case, setting_named(setting), grads, torch.float64)
-    assert beside.distance(mesh, case, params) <= 1e-12
+    mesh = compared.all_ranks(case, setting_named(setting), grads, torch.float64)
+    assert compared.distance(mesh, case, params) <= 1e-12

@@ -85,7 +85,7 @@ OF_OWNERS = [
 
 
 @pytest.mark.parametrize(("name", "keys"), OF_OWNERS, ids=lambda v: v if isinstance(v, str) else "")
-def test_codes_with_owners_go_on_on_fewer_ranks(
+def test_owner_sharded_8_bit_states_resume_on_fewer_ranks(
     groups: Groups, tmp_path: Path, name: str, keys: dict[str, Any]
 ) -> None:
     error, dtypes = goes_on(groups, tmp_path, (4, "fsdp"), (2, "fsdp"), name, keys)
@@ -250,8 +250,8 @@ def test_energies_of_momenta_are_those_of_one_process(groups: Groups, tmp_path: 
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
-def test_checkpoints_are_written_beside_steps(groups: Groups, tmp_path: Path, is_ours: bool) -> None:
+def test_checkpoints_are_written_during_steps(groups: Groups, tmp_path: Path, is_ours: bool) -> None:
     """Over the default group both by the thread that saves and by steps, whose messages would meet."""
-    for differences in groups[2].run(saving.save_beside_steps, str(tmp_path / "run"), is_ours):
+    for differences in groups[2].run(saving.save_during_steps, str(tmp_path / "run"), is_ours):
         assert not any(bool(difference.any()) for difference in differences)
     assert len(list((tmp_path / "run").iterdir())) == (2 if is_ours else 4)

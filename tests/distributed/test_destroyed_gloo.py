@@ -94,7 +94,7 @@ dist.barrier()
 """
 
 
-def told(kind: str, name: str, folder: Path, ranks: int) -> list[list[str]]:
+def printed(kind: str, name: str, folder: Path, ranks: int) -> list[list[str]]:
     ended = forks.common().run(SCRIPT, kind, name, str(folder), ranks=ranks, limit=120)
     assert all(rank.returncode == 0 for rank in ended), "".join(rank.stderr for rank in ended)[-2000:]
     return [[line for line in rank.stdout.splitlines() if line[:4] in ("SAID", "NEAR")] for rank in ended]
@@ -103,7 +103,7 @@ def told(kind: str, name: str, folder: Path, ranks: int) -> list[list[str]]:
 @pytest.mark.parametrize("name", ["Muon", "AdamW"])
 @pytest.mark.parametrize("kind", ["mesh", "subgroup", "dtensor"])
 def test_destroyed_groups_are_refused_and_new_ones_work(kind: str, name: str, tmp_path: Path) -> None:
-    for lines in told(kind, name, tmp_path, 2):
+    for lines in printed(kind, name, tmp_path, 2):
         *refused, near = lines
         for line in refused:
             assert line.startswith(
@@ -118,4 +118,4 @@ def test_destroyed_groups_are_refused_and_new_ones_work(kind: str, name: str, tm
 
 @pytest.mark.parametrize("kind", ["mesh", "subgroup", "dtensor"])
 def test_one_rank_needs_no_group_and_steps_on(kind: str, tmp_path: Path) -> None:
-    assert told(kind, "Muon", tmp_path, 1) == [["SAID done", "SAID done", "NEAR True"]]
+    assert printed(kind, "Muon", tmp_path, 1) == [["SAID done", "SAID done", "NEAR True"]]

@@ -130,7 +130,7 @@ def quantized_states(
 
 @pytest.mark.parametrize(("cls", "keys"), CLASSES, ids=named)
 @pytest.mark.parametrize(("axes", "layout"), LAYOUTS, ids=lambda v: "-".join(map(str, v)))
-def test_codes_of_every_layout_are_those_of_one_process(
+def test_8_bit_states_of_every_layout_are_those_of_one_process(
     cls: Any, keys: dict[str, Any], axes: dict[str, int], layout: Layout
 ) -> None:
     single, params, mesh = trained(cls, keys, SHAPES, axes, layout, 3)
@@ -162,7 +162,7 @@ def assert_next_to(got: Tensor, wanted: Tensor) -> None:
 # Three steps to the second projection of GaLore, and one that reads what was stored with it.
 @pytest.mark.parametrize(("cls", "keys", "close"), SUMMED, ids=named)
 @pytest.mark.parametrize(("axes", "layout"), LAYOUTS, ids=lambda v: "-".join(map(str, v)))
-def test_codes_of_every_layout_are_next_to_those_of_one_process(
+def test_8_bit_states_of_every_layout_are_next_to_one_process(
     cls: Any, keys: dict[str, Any], close: float, axes: dict[str, int], layout: Layout
 ) -> None:
     galore = cls is oxidion.GaLoreAdamW
@@ -327,7 +327,7 @@ def test_masters_go_through_a_whole_state_dict(groups: Pool) -> None:
     assert groups[2].run(quantized.gathered) == [True, True]
 
 
-def test_synchronizing_averages_what_codes_stand_for(groups: Pool) -> None:
+def test_synchronizing_averages_dequantized_values(groups: Pool) -> None:
     for before, after, error in groups[2].run(quantized.synchronized):
         assert before > 1e-2
         assert after == 0.0

@@ -68,7 +68,7 @@ def test_averages_on_eight_processes_equal_one_process(eight: Workers, rule: str
 
 
 def test_sums_along_two_axes_need_no_new_process_group(eight: Workers) -> None:
-    assert max(eight.run(normed.sum_beside_uneven_groups)) <= 1e-12
+    assert max(eight.run(normed.sum_with_uneven_groups)) <= 1e-12
 
 
 STEP = "step of group 0 differs: rank 0 has 7, rank 1 has 6. A rank has left out a step"
@@ -87,7 +87,7 @@ STEP = "step of group 0 differs: rank 0 has 7, rank 1 has 6. A rank has left out
         ("AdamW", "lr", None, "checkpoint", 6, ""),
     ],
 )
-def test_ranks_that_drift_apart_are_found_when_they_next_compare(
+def test_ranks_that_diverge_are_found_when_they_next_compare(
     two: Workers, name: str, kind: str, every: int | None, then: str, found: int, words: str
 ) -> None:
     for step, text in two.run(agreeing.drifted, name, kind, every, then):
@@ -230,7 +230,7 @@ def test_states_are_made_at_construction_without_another_rank(two: Workers) -> N
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [*range(1, 9)]), (3, [1, 4, 6, 7]), (0, [1, 6])])
-def test_ranks_compare_as_often_as_they_are_told(two: Workers, every: int, steps: list[int]) -> None:
+def test_ranks_compare_as_often_as_they_are_asked_to(two: Workers, every: int, steps: list[int]) -> None:
     assert two.run(agreeing.compared_steps, every) == [steps, steps]
 
 
@@ -309,7 +309,7 @@ def test_deep_copy_keeps_the_meshes_and_pickling_says_why_not(two: Workers) -> N
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.10 and newer allow the gradient")
-def test_rank_with_an_unusable_gradient_tells_the_others(two: Workers) -> None:
+def test_rank_with_an_unusable_gradient_informs_the_others(two: Workers) -> None:
     first, second = two.run(agreeing.disagreement, "dtype")
     assert (first["error"], second["error"]) == ("PlanMismatch", "TypeError")
     assert "rank 1 could not begin the step" in first["text"]

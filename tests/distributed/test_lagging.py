@@ -74,7 +74,7 @@ def names(kind: str, axes: dict[str, int], text: str) -> bool:
 
 @MESHES
 @pytest.mark.parametrize("kind", SAID)
-def test_what_nobody_waited_for_is_named_at_the_next_step(
+def test_write_without_a_wait_is_named_at_the_next_step(
     groups: Pool, axes: dict[str, int], kind: str
 ) -> None:
     asked = "step state_dict step"
@@ -122,7 +122,7 @@ def test_no_checkpoint_of_a_step_is_written_if_ranks_disagreed(
 @MESHES
 @pytest.mark.parametrize("kind", ["unusable", "not to be captured"])
 @pytest.mark.parametrize("then", ["step state_dict", "state_dict step"])
-def test_a_rank_that_cannot_take_a_step_leaves_nobody_waiting(
+def test_a_rank_that_cannot_take_a_step_leaves_no_rank_waiting(
     groups: Pool, axes: dict[str, int], then: str, kind: str
 ) -> None:
     told = answers(groups, axes, lagging.differing, kind, axes, True, then)
@@ -137,7 +137,7 @@ def test_a_rank_that_cannot_take_a_step_leaves_nobody_waiting(
 
 
 @MESHES
-def test_an_error_on_all_ranks_poisons_nobody(groups: Pool, axes: dict[str, int]) -> None:
+def test_an_error_on_all_ranks_poisons_no_rank(groups: Pool, axes: dict[str, int]) -> None:
     for first, error, second in answers(groups, axes, lagging.refused_everywhere, axes):
         assert first == second == ("", "")
         assert error[0] == "ValueError"
@@ -162,7 +162,7 @@ def test_infinities_placements_or_axes_of_one_rank_block_no_rank(groups: Pool, a
 
 
 @MESHES
-def test_a_rank_that_alone_binds_its_states_anew_takes_the_step(groups: Pool, axes: dict[str, int]) -> None:
+def test_a_rank_that_alone_rebinds_its_states_takes_the_step(groups: Pool, axes: dict[str, int]) -> None:
     """Its plan is that of the others: in the next step all wait, and compare their copies."""
     for answer in answers(groups, axes, lagging.differing, "bound anew", axes, True, "step state_dict"):
         assert answer["third"] == ("", "")

@@ -54,7 +54,7 @@ os._exit(0 if kind == "interrupt" else 1)  # a rank that has said what is asked 
 """
 
 
-def told(kind: str, name: str) -> list[str]:
+def printed(kind: str, name: str) -> list[str]:
     ended = forks.common().run(SCRIPT, kind, name, ranks=2, limit=120)
     lines = [line for rank in ended for line in rank.stdout.splitlines() if line.startswith("rank ")]
     assert lines, "".join(rank.stderr for rank in ended)[-2000:]
@@ -64,7 +64,7 @@ def told(kind: str, name: str) -> list[str]:
 @pytest.mark.parametrize("name", ["Muon", "Lamb"])
 @pytest.mark.parametrize("kind", ["ends", "stops"])
 def test_rank_that_is_lost_within_a_step_poisons_the_others(kind: str, name: str) -> None:
-    said = told(kind, name)[0]
+    said = printed(kind, name)[0]
     assert said.startswith("rank 0: PoisonedOptimizer: step 4 failed half way (")
     step, saved = said.split(" | ")
     assert "parameters and states are half new" in step
@@ -73,7 +73,7 @@ def test_rank_that_is_lost_within_a_step_poisons_the_others(kind: str, name: str
 
 
 def test_interrupt_on_one_rank_comes_after_the_step_of_all() -> None:
-    assert told("interrupt", "Muon") == [
+    assert printed("interrupt", "Muon") == [
         "rank 0: done | saved",
         "rank 0: went on with step 5",
         "rank 1: KeyboardInterrupt:  | saved",

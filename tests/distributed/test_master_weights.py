@@ -15,7 +15,7 @@ from support.layouts import Setting
 from support.pairwise import covering
 from support.sim_mesh import SimMesh, layouts_for
 
-from .beside import shares
+from .compared import shares
 from .pairs import CHOSEN, kind
 
 STEPS = 5

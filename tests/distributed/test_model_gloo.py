@@ -72,6 +72,6 @@ dist.destroy_process_group()
 """
 
 
-def test_model_in_ddp_tells_the_ranks_that_share_the_work(tmp_path: Path) -> None:
+def test_model_in_ddp_gives_the_ranks_that_share_the_work(tmp_path: Path) -> None:
     for ended in forks.common().run(SCRIPT, str(tmp_path), ranks=2, limit=60):
         assert ended.returncode == 0, ended.stderr

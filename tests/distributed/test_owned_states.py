@@ -13,7 +13,7 @@ from support.inputs import gradients
 from support.layouts import Setting
 from support.sim_mesh import SimMesh, layouts_for
 
-from . import beside, owning
+from . import compared, owning
 from .resuming import Groups
 from .test_basis import A2A, AG, COLUMNS, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, traffic
 
@@ -88,12 +88,12 @@ def test_weights_without_a_gradient_keep_their_states(name: str, setting: Settin
         for param, grad in zip(whole, kept, strict=True):
             param.grad = grad
         alone.step()
-    for mine, theirs in beside.parts(mesh, whole):
+    for mine, theirs in compared.parts(mesh, whole):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("setting", [ROWS, COLUMNS, HSDP], ids=str)
-def test_codes_of_heads_side_by_side_lie_with_their_owners(setting: Setting) -> None:
+def test_8_bit_states_of_heads_are_sharded_by_owner(setting: Setting) -> None:
     own = owning.CODES
     groups = (
         Group(((12, 32), (12, 64)), {"num_heads": 3, **own}),
@@ -102,10 +102,10 @@ def test_codes_of_heads_side_by_side_lie_with_their_owners(setting: Setting) -> 
     )
     keys = {"lr": 2.0**-6, "state_bits": 8, "precondition_frequency": 1}
     case = Case("codes", oxidion.SOAP, "soap", keys, groups)
-    grads = beside.normal(case.shapes, 5, 0)
-    _, whole = beside.one_process(case, grads, torch.float64)
-    mesh = beside.all_ranks(case, setting, grads, torch.float64)
-    assert beside.distance(mesh, case, whole) <= 1e-11
+    grads = compared.normal(case.shapes, 5, 0)
+    _, whole = compared.one_process(case, grads, torch.float64)
+    mesh = compared.all_ranks(case, setting, grads, torch.float64)
+    assert compared.distance(mesh, case, whole) <= 1e-11
 
 
 def test_quantized_mixed_widths_side_by_side_are_refused() -> None:
@@ -119,7 +119,7 @@ def test_quantized_mixed_widths_side_by_side_are_refused() -> None:
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_checkpoint_is_that_of_one_process(groups: Groups, name: str, layout: Any) -> None:
-    for found in groups[2].run(owning.beside_one_process, name, layout):
+    for found in groups[2].run(owning.compare_with_one_process, name, layout):
         of_bases = {"exp_avg_sq", "L", "R", "Q_L", "Q_R", "basis_step"}
         others = {"momentum"} if name in MOMENTA else {"exp_avg", "exp_avg_sq"}
         assert found.keys() >= {"weights", *(of_bases if name in BASES else others)}
@@ -133,7 +133,7 @@ def test_steps_go_on_after_a_checkpoint_bit_for_bit(groups: Groups, name: str, l
 
 
 @pytest.mark.parametrize(("name", "layout"), [*CASES, *(("SOAP sums", layout) for layout in LAYOUTS)])
-def test_states_that_somebody_replaced_are_used(groups: Groups, name: str, layout: Any) -> None:
+def test_states_that_the_user_replaced_are_used(groups: Groups, name: str, layout: Any) -> None:
     """As offloaders do between rollouts, by the shape and not by the object."""
     assert groups[2].run(owning.replaced, name, layout) == [[True] * 4] * 2
 
@@ -189,7 +189,7 @@ def test_ranks_that_cut_the_projected_side_hold_each_moment_once(groups: Groups,
 # The shorter side of the first two weights is the one that is not cut.
 @pytest.mark.parametrize("layout", [("S", 0)], ids=["rows"])
 def test_a_factor_that_ranks_add_to_is_a_sum_in_checkpoints(groups: Groups, layout: Any) -> None:
-    for found in groups[2].run(owning.sums_beside_one_process, layout):
+    for found in groups[2].run(owning.sums_of_one_process, layout):
         assert found.keys() >= {"weights", "verify", "R", "Q_R", "basis_step"}
         assert max(found.values()) <= 1e-9, found
 
@@ -243,7 +243,7 @@ def test_state_dicts_are_whole_without_a_call(groups: Groups, name: str, how: st
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_codes_of_a_checkpoint_are_taken_and_made(groups: Groups, bits: int) -> None:
+def test_quantized_checkpoints_are_loaded_and_saved(groups: Groups, bits: int) -> None:
     """States have the dtype of the checkpoint, whatever the group says, as those on all ranks do."""
     assert all(groups[2].run(owning.of_other_bits, bits))
 
@@ -264,5 +264,5 @@ def test_weights_may_have_their_first_gradient_later(groups: Groups, name: str, 
         assert max(distances) <= 1e-9, distances
 
 
-def test_sums_go_beside_a_group_without_a_rate(groups: Groups) -> None:
-    assert all(groups[2].run(owning.beside_a_rate_of_none))
+def test_sums_go_with_a_group_without_a_rate(groups: Groups) -> None:
+    assert all(groups[2].run(owning.with_a_rate_of_none))

@@ -32,14 +32,14 @@ def test_parts_go_on_after_a_state_dict_or_replacement_by_copies(two: Workers) -
         assert verified <= 1e-9
 
 
-def test_ranks_with_parts_that_disagree_are_told(two: Workers) -> None:
+def test_ranks_with_parts_that_disagree_raise(two: Workers) -> None:
     for said in two.run(parts.differ):
         assert "has a gradient" in said
 
 
 @pytest.mark.parametrize("tp_mode", ["blockwise", "duplicated", "distributed"])
 def test_parts_step_as_with_megatrons_own_muon(two: Workers, tp_mode: str) -> None:
-    found = two.run(parts.beside_megatron, tp_mode)
+    found = two.run(parts.compare_with_megatron, tp_mode)
     if missing := found[0][1]:
         pytest.skip(f"Megatron-Core cannot be imported: {missing}")
     for error, _ in found:

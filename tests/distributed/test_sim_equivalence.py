@@ -17,7 +17,7 @@ from support.inputs import Shape, gradients
 from support.layouts import Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
 
-from . import beside
+from . import compared
 from .comparison import Comparison, on_grid
 from .pairs import CHOSEN, LONGER_CHOSEN, LONGER_ROWS, ROWS, WIDE_CHOSEN, WIDE_ROWS
 
@@ -39,7 +39,7 @@ def rows_of(dtype: str) -> list[Any]:
     return rows([row for row in ROWS if row[2] == dtype], CHOSEN)
 
 
-def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int = STEPS) -> None:
+def run_and_compare_with_one_process(comparison: Comparison, orth_dtype: str, steps: int = STEPS) -> None:
     """Steps of all ranks, of one process and of the reference on the same gradients."""
     case = comparison.case
     single = case.build(comparison.single, orth_dtype=orth_dtype)
@@ -55,7 +55,7 @@ def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int =
 @pytest.mark.parametrize(("case", "setting"), rows_of("float64"), ids=str)
 def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
-    run_beside_one_process(comparison, "float64")
+    run_and_compare_with_one_process(comparison, "float64")
     # With directions from a sketch, rounding errors grow by the inverse of the gap between directions in it.
     sketched = 1e-11 if case.kwargs.get("svd") == "random" else 1e-12
     comparison.check(1e-10 if case.algorithm in (*MATRIX_ALGORITHMS, *BASIS_ALGORITHMS) else sketched)
@@ -68,7 +68,7 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
 @pytest.mark.parametrize(("case", "setting"), rows_of("float32"), ids=str)
 def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float32, "float32")
-    run_beside_one_process(comparison, "float32")
+    run_and_compare_with_one_process(comparison, "float32")
     comparison.expected = [p.detach().double() for p in comparison.single]
     # Small elements in a basis are divided by their own size, and have the rounding of a mean of large ones.
     comparison.check(1e-3 if case.algorithm in BASIS_ALGORITHMS else 2e-6)
@@ -77,7 +77,7 @@ def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Sett
 @pytest.mark.parametrize(("case", "setting"), rows(WIDE_ROWS, WIDE_CHOSEN), ids=str)
 def test_sixty_four_ranks_equal_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
-    run_beside_one_process(comparison, "float64", 2)
+    run_and_compare_with_one_process(comparison, "float64", 2)
     comparison.expected = [p.detach() for p in comparison.single]
     comparison.check(1e-12)
 
@@ -85,10 +85,10 @@ def test_sixty_four_ranks_equal_one_process(case: Case, setting: Setting) -> Non
 # Five steps: bases and projections are new in the third one and in the fifth.
 @pytest.mark.parametrize(("case", "setting"), rows(LONGER_ROWS, LONGER_CHOSEN), ids=str)
 def test_sixty_four_ranks_equal_one_process_where_more_is_due(case: Case, setting: Setting) -> None:
-    grads = beside.normal(case.shapes, 5, 0)
-    _, params = beside.one_process(case, grads, torch.float64)
-    mesh = beside.all_ranks(case, setting, grads, torch.float64)
-    assert beside.distance(mesh, case, params) <= 1e-12
+    grads = compared.normal(case.shapes, 5, 0)
+    _, params = compared.one_process(case, grads, torch.float64)
+    mesh = compared.all_ranks(case, setting, grads, torch.float64)
+    assert compared.distance(mesh, case, params) <= 1e-12
 
 
 def held(rank: Rank) -> list[list[Tensor]]:

@@ -76,7 +76,7 @@ def test_convergence_runs_every_rate_and_seed_once(result: dict[str, Any]) -> No
     assert result["settings"]["steps"] == 24
 
 
-def test_convergence_trains_classes_beside_those_of_the_example(tmp_path: Path) -> None:
+def test_convergence_trains_classes_that_the_example_lacks(tmp_path: Path) -> None:
     rates = {
         "soap": 0.004,
         "soap_muon": 0.02,

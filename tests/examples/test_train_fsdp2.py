@@ -36,11 +36,11 @@ import train_fsdp2
 
 clip = train_fsdp2.clip_gradients
 
-def told(params, largest):
+def print_norms(params, largest):
     params = list(params)
     print("norms", *(clip(params, bound).item().hex() for bound in (largest, math.inf)))
 
-train_fsdp2.clip_gradients = told
+train_fsdp2.clip_gradients = print_norms
 sys.exit(train_fsdp2.main())
 """
 """The script in which every process prints a norm before and after each clipping."""
@@ -148,7 +148,7 @@ def test_compressed_sync_matches_averaging_and_does_not_clip(unclipped: list[flo
     assert gap(reports[0]["losses"], unclipped) < TOLERANCE
 
 
-def test_train_fsdp2_clips_gradients_unless_told(alone: list[float], unclipped: list[float]) -> None:
+def test_train_fsdp2_clips_gradients_by_default(alone: list[float], unclipped: list[float]) -> None:
     assert gap(alone, unclipped) > 1e-3
 
 
@@ -165,9 +165,9 @@ def test_gradient_norm_is_the_whole_models_in_every_process(
     assert script.main(steps) == 0
     ranks = forks.common().run(NORMS, *steps, "--mesh", mesh, ranks=4)
     assert [rank.returncode for rank in ranks] == [0] * 4, ranks[0].stderr[-4000:]
-    told = [re.findall(r"^norms (\S+) (\S+)$", rank.stdout, re.MULTILINE) for rank in ranks]
-    assert told == [told[0]] * 4, "norms are not the same in all bits"
-    for (before, after), norm in zip(told[0], wanted, strict=True):
+    printed = [re.findall(r"^norms (\S+) (\S+)$", rank.stdout, re.MULTILINE) for rank in ranks]
+    assert printed == [printed[0]] * 4, "norms are not the same in all bits"
+    for (before, after), norm in zip(printed[0], wanted, strict=True):
         assert norm > 0.5
         assert float.fromhex(before) == pytest.approx(norm, rel=1e-12)
         assert float.fromhex(after) == pytest.approx(0.25, rel=1e-5)
@@ -303,8 +303,8 @@ def test_train_fsdp2_keeps_newest_checkpoints_and_resumes_any(
     assert sorted(path.name for path in root.iterdir()) == ["step-00000006", "step-00000008"]
     for resumed, first in ((root, 8), (root / "step-00000006", 6)):
         assert script.main([*common, "--resume", str(resumed)]) == 0
-        told = json.loads(report.read_text())
-        assert (told["first_step"], told["losses"]) == (first, alone)
+        printed = json.loads(report.read_text())
+        assert (printed["first_step"], printed["losses"]) == (first, alone)
     # Its checkpoints would be older than those of the run that is there.
     with pytest.raises(SystemExit):
         script.main([*common, *writes])

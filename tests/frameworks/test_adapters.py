@@ -222,7 +222,7 @@ def test_axolotl_keys_of_dion_arrive_and_absent_ones_are_default(plugin: Any) ->
     assert ignored.param_groups[0]["lr"] == 0.02
 
 
-def test_axolotl_optim_args_are_those_of_a_class_beside_a_model(plugin: Any) -> None:
+def test_axolotl_optim_args_are_those_of_a_class_with_a_model(plugin: Any) -> None:
     for given in ("scalar_lr=1e-4, head_lr=1e-5, nesterov=True", {"scalar_lr": 1e-4, "nesterov": True}):
         made = plugin.make(tiny(), {**AXOLOTL, "optimizer": "muon", "optim_args": given})
         matrices, rest = made.param_groups[0], made.param_groups[1]
@@ -481,7 +481,7 @@ def test_megatron_parts_step_separately_only_where_asked_for(registry: Any) -> N
         made_by(registry, name, by_part, expert, pg_collection=alone)
 
 
-def test_megatron_layouts_that_cannot_be_told_are_refused(registry: Any) -> None:
+def test_megatron_layouts_that_are_ambiguous_are_refused(registry: Any) -> None:
     megatron.register("Muon")
     whole = stubs.Config(**READY, muon_tp_mode="duplicated")
     with pytest.raises(oxidion.LayoutError, match=r"parameter 0 of group 0: it is cut along .* pass the"):

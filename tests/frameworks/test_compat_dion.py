@@ -294,7 +294,7 @@ def test_outer_shard_mesh_gives_its_side_to_q_as_there() -> None:
     }
 
 
-def test_mesh_that_shards_beside_experts_may_be_given() -> None:
+def test_mesh_that_shards_along_with_experts_may_be_given() -> None:
     with ranks(4):
         flat = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard_cp",))
         experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard_mod_ep", "ep"))
@@ -432,7 +432,7 @@ def test_partitions_of_parameters_with_names() -> None:
         dion.Muon([first], matrix_partitions=[(first, (4, 4))])
 
 
-def test_model_may_be_named_beside_no_parameters() -> None:
+def test_model_may_be_named_without_parameters() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     assert len(dion.Muon(None, model=model, summary=False).param_groups) == 2
 

@@ -137,7 +137,7 @@ def test_targets_that_are_missing_or_name_nothing_are_refused() -> None:
         cls()(tiny(), **kwargs)
 
 
-def test_matrices_by_name_have_adamw_beside_them() -> None:
+def test_matrices_by_name_come_with_adamw_for_the_rest() -> None:
     args = arguments(learning_rate=0.02, weight_decay=0.1, optim_args={"mu": 0.9})
     cls, kwargs = from_name("dion", args, groups={"scalar_lr": 0.001, "rank_fraction": 0.5})
     assert cls is OptimizerFactory
@@ -241,7 +241,7 @@ def test_name_without_a_counterpart_says_what_to_take_instead(name: str) -> None
         from_name(name, arguments())
 
 
-def test_name_that_nobody_has_is_refused_with_the_nearest() -> None:
+def test_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="got 'adamw_torh'; the nearest is 'adamw_torch'"):
         from_name("adamw_torh", arguments())
 

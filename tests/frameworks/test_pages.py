@@ -161,7 +161,7 @@ def test_composer_itself_trains_and_goes_on(tmp_path: Path, monkeypatch: Patch) 
     assert script("with_composer").main() == 0
 
 
-def test_groups_may_be_given_anew_with_other_parameters() -> None:
+def test_groups_may_be_given_again_with_other_parameters() -> None:
     """Composer does so once it has sharded the model."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     optimizer = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02))

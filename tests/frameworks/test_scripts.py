@@ -68,7 +68,7 @@ def test_calls_of_frameworks_that_are_not_here_train(script: str, said: str, pro
 
 
 @pytest.mark.parametrize("name", ["Muon", "Dion", "AdamW"])
-def test_replicas_that_train_apart_meet_with_equal_bits(name: str) -> None:
+def test_replicas_that_train_separately_meet_with_equal_bits(name: str) -> None:
     if importlib.util.find_spec("torchft") is None and not os.environ.get("OXIDION_REQUIRE_FRAMEWORKS"):
         pytest.skip("no torchft: pip install --group frameworks")
     command = [sys.executable, str(SCRIPTS / "with_torchft.py"), "--optimizer", name]

@@ -88,7 +88,7 @@ def test_a_model_gives_the_steps_of_its_groups(cls: Any) -> None:
         assert torch.equal(end, ends[0])
 
 
-def test_arguments_of_groups_are_taken_beside_a_model() -> None:
+def test_arguments_of_groups_are_taken_with_a_model() -> None:
     optimizer = oxidion.Muon(
         network(),
         lr=0.02,
@@ -346,9 +346,9 @@ def rates(optimizer: Optimizer) -> dict[str, float]:
 def test_rest_has_the_base_rate_and_a_head_under_lion_less() -> None:
     assert set(rates(oxidion.Muon(network(), lr=0.02, summary=False)).values()) == {0.02}
     assert set(rates(oxidion.Dion(network(), summary=False)).values()) == {0.01}
-    beside = rates(oxidion.Muon(network(), lr=0.02, scalar_algorithm="Lion", summary=False))
-    assert beside.pop("3.weight") == pytest.approx(0.02 / 24**0.5)
-    assert set(beside.values()) == {0.02}
+    with_lion = rates(oxidion.Muon(network(), lr=0.02, scalar_algorithm="Lion", summary=False))
+    assert with_lion.pop("3.weight") == pytest.approx(0.02 / 24**0.5)
+    assert set(with_lion.values()) == {0.02}
     for given in ({"scalar_lr": 0.02}, {"head_lr": 0.02}):
         told = rates(oxidion.Muon(network(), lr=0.02, scalar_algorithm="lion", summary=False, **given))
         assert told["3.weight"] == 0.02, given
@@ -422,7 +422,7 @@ def test_keys_that_an_algorithm_does_not_read_are_refused() -> None:
     ("algorithm", "key", "near"),
     [("dion", "rank", "rank_fraction"), ("dion2", "mu", "ef_decay"), ("muon", "ef_decay", "mu")],
 )
-def test_a_key_of_another_algorithm_is_told_the_nearest(algorithm: str, key: str, near: str) -> None:
+def test_error_for_a_key_of_another_algorithm_names_the_nearest(algorithm: str, key: str, near: str) -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     with pytest.raises(ValueError, match=f"the nearest key that it has is '{near}'"):
         oxidion.AdamW([{"params": [weight], "algorithm": algorithm, key: 1}])

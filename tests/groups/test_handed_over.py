@@ -71,7 +71,7 @@ def test_class_of_a_user_in_a_group_is_the_one_that_it_inherits() -> None:
     assert algorithms(oxidion.Muon(groups, model=model, summary=False)) == ["lion"]
 
 
-def test_groups_that_are_sorted_stay_so_beside_their_model() -> None:
+def test_groups_that_are_sorted_stay_so_with_their_model() -> None:
     model = Language()
     for made in (
         oxidion.param_groups(model, summary=False),
@@ -93,7 +93,7 @@ def test_overrides_may_match_what_was_not_handed_over() -> None:
         oxidion.Muon([model.up.weight], model=model, overrides={"head.*": {"lr": 0.1}}, summary=False)
 
 
-def test_groups_stay_apart_and_are_sorted_by_param_groups_too() -> None:
+def test_groups_stay_separate_and_param_groups_sorts_them_too() -> None:
     model = Language()
     given = [{"params": [model.up.weight]}, {"params": [model.down.weight, model.up.bias]}]
     groups = oxidion.param_groups(model, "muon", params=given, summary=False)
@@ -174,7 +174,7 @@ def test_groups_stay_apart_and_are_sorted_by_param_groups_too() -> None:
         (lambda m: oxidion.CAME(m), ValueError, "CAME has no default for lr"),
     ],
 )
-def test_mistakes_are_told_in_the_words_of_the_call(call: Any, error: type[Exception], said: str) -> None:
+def test_mistakes_are_reported_in_the_words_of_the_call(call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         call(Language())
 
@@ -186,8 +186,8 @@ def test_lists_of_parameters_are_no_models() -> None:
     named = oxidion.AdamW(nn.ParameterDict({"a": matrix, "b": vector}))
     assert named.param_groups[0]["param_names"] == ["a", "b"]
     model = Language()
-    beside = oxidion.Muon(nn.ParameterList(model.parameters()), model=model, summary=False)
-    assert by_name(beside) == by_name(oxidion.Muon(Language(), summary=False))
+    with_model = oxidion.Muon(nn.ParameterList(model.parameters()), model=model, summary=False)
+    assert by_name(with_model) == by_name(oxidion.Muon(Language(), summary=False))
 
 
 def test_any_iterable_of_parameters_is_added() -> None:
@@ -206,15 +206,15 @@ def test_named_parameters_of_a_model_warn_too() -> None:
         oxidion.Muon(nn.Sequential(nn.Embedding(640, 16), nn.Linear(16, 16)).named_parameters(), strict=False)
 
 
-def test_ten_thousand_groups_beside_their_model_take_seconds() -> None:
+def test_ten_thousand_groups_with_their_model_take_seconds() -> None:
     model = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(10_000)])
     given = [{"params": [param]} for param in model.parameters()]
     start = time.perf_counter()
     oxidion.Muon(given, model=model, summary=False)
-    beside = time.perf_counter() - start
+    with_model = time.perf_counter() - start
     start = time.perf_counter()
     oxidion.Muon([{"params": [param]} for param in model.parameters()])
-    assert beside < 20 * (time.perf_counter() - start)
+    assert with_model < 20 * (time.perf_counter() - start)
 
 
 # ------------------------------------------------------------------ output layers
@@ -298,8 +298,8 @@ def test_head_with_one_output_has_the_rate_of_heads() -> None:
     model = Parts(body=body(), head=nn.Linear(64, 1))
     found = by_name(oxidion.Muon(model, lr=0.02, head_lr=1e-5, scalar_lr=1e-3, summary=False))
     assert (found["head.weight"]["lr"], found["head.bias"]["lr"]) == (1e-5, 1e-3)
-    beside = by_name(oxidion.Muon(model, lr=0.02, scalar_algorithm="lion", summary=False))
-    assert (beside["head.weight"]["lr"], beside["head.bias"]["lr"]) == (0.02 / 8, 0.02)
+    with_lion = by_name(oxidion.Muon(model, lr=0.02, scalar_algorithm="lion", summary=False))
+    assert (with_lion["head.weight"]["lr"], with_lion["head.bias"]["lr"]) == (0.02 / 8, 0.02)
 
 
 def test_note_names_only_what_counts_as_hidden() -> None:

@@ -194,7 +194,7 @@ def test_head_sizes_follow_from_layers_where_modules_omit_them() -> None:
         ("Attention", {"key_dim": 8, "val_dim": 8}),
     ],
 )
-def test_kinds_that_alternate_are_never_cut_apart_by_order(name: str, numbers: dict[str, Any]) -> None:
+def test_kinds_that_alternate_are_never_separated_by_order(name: str, numbers: dict[str, Any]) -> None:
     layers = {"qkv": linear(32, 96), "out_proj": linear(32, 32)}
     model = within(module(name, {"num_heads": 4, "head_dim": 8, **numbers}, layers))
     assert views(model, per_head=True)["attn.qkv"] == {"num_heads": 12}
@@ -283,7 +283,7 @@ def test_heads_of_a_model_step_as_separate_parameters(cls: Any) -> None:
         torch.testing.assert_close(found, weight, rtol=0, atol=1e-12)
 
 
-def test_gate_and_value_of_a_fused_weight_are_told_apart() -> None:
+def test_gate_and_value_of_a_fused_weight_are_separated() -> None:
     mlp = module("FeedForward", {}, {"w2": linear(24, 32)})
     mlp.register_parameter("w13", nn.Parameter(torch.randn(24, 2, 32)))
     experts = module("GroupedExperts", {}, {})

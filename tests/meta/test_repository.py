@@ -111,7 +111,7 @@ def test_issue_form_has_fields_with_names_of_their_own(name: str) -> None:
         ("src/lib.rs", "linguist-generated", "unspecified"),
     ],
 )
-def test_recorded_files_are_told_from_written_ones(path: str, attribute: str, value: str) -> None:
+def test_recorded_files_are_separated_from_written_ones(path: str, attribute: str, value: str) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     command = ["git", "check-attr", attribute, "--", path]

@@ -139,3 +139,31 @@ def test_no_sentence_of_the_readme_has_two_semicolons() -> None:
 
 def test_names_of_tests_fit_a_line() -> None:
     assert [f"{file}: {name}" for file, name in names_of_tests() if len(name) > LONGEST_NAME] == []
+
+
+def test_no_function_has_a_name_of_the_dialect() -> None:
+    private = {
+        "anew",
+        "apart",
+        "beside",
+        "coded",
+        "codes",
+        "dear",
+        "heard",
+        "nobody",
+        "settle",
+        "told",
+        "tells",
+    }
+    defined = re.compile(
+        r"^\s*(?:pub(?:\([^)]*\))? )?(?:async |const |unsafe )*(?:def|fn|class|mod) (\w+)", re.M
+    )
+    names = {
+        f"{path}: {name}"
+        for path in sources()
+        if path.endswith((".py", ".rs"))
+        for name in [Path(path).stem, *defined.findall((ROOT / path).read_text())]
+        if path not in ALLOWED
+    }
+    assert len(names) > 9000
+    assert [name for name in sorted(names) if private & set(name.split(": ")[1].split("_"))] == []

@@ -75,7 +75,7 @@ def test_plan_many_small_matrices_need_little_memory_at_a_time(
     assert arena(400) == arena(200) < 10e6
 
 
-def test_plan_dtype_changed_between_steps_is_planned_anew() -> None:
+def test_plan_dtype_changed_between_steps_is_planned_again() -> None:
     param = nn.Parameter(torch.randn(8, 4))
     optimizer = oxidion.Muon([param])
     param.grad = torch.randn_like(param)

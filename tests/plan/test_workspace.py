@@ -35,7 +35,7 @@ GB = 10**9
         ("llama-8b", "fs=8", "muon", 1.0, 1.0),
     ],
 )
-def test_workspace_without_a_limit_fits_beside_a_model(
+def test_workspace_without_a_limit_fits_next_to_a_model(
     model: str, mesh: str, algorithm: str, fraction: float, most: float
 ) -> None:
     result, _ = simulate(model, parse_mesh(mesh), Settings(algorithm, fraction))

@@ -102,7 +102,9 @@ class Case:
             groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
         return self.cls(groups, **{**self.kwargs, **overrides})
 
-    def told(self, groups: Sequence[dict[str, Any]], grads: Sequence[Tensor | None]) -> list[dict[str, Any]]:
+    def groups_with_norms(
+        self, groups: Sequence[dict[str, Any]], grads: Sequence[Tensor | None]
+    ) -> list[dict[str, Any]]:
         """The groups of every parameter, with the norm of all gradients of its group where that matters."""
         found: list[dict[str, Any]] = []
         for group in self.groups:

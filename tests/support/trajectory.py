@@ -103,7 +103,7 @@ class Twin:
 
     def step_reference(self, grads: Sequence[Grad]) -> None:
         """Take one step on the reference's side."""
-        groups = self.case.told(self.groups, grads)
+        groups = self.case.groups_with_norms(self.groups, grads)
         for expected, grad, state, group in zip(self.expected, grads, self.states, groups, strict=True):
             if grad is not None:
                 REFERENCE[group["algorithm"]](expected, grad.double(), state, group)

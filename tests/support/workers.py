@@ -139,7 +139,7 @@ class Workers:
                     grace = 1.0 if _refused({rank: failure}) else self.grace
                     end = min(end, time.monotonic() + grace)
         _skip_if_refused(failures)
-        assert not failures, _told(failures)
+        assert not failures, _by_rank(failures)
         return [answers[rank] for rank in range(len(self.pipes))]
 
     def _give_up(self, reason: str, failures: Mapping[int, str]) -> None:
@@ -151,7 +151,7 @@ class Workers:
         self.kill()
         _skip_if_refused(failures)
         test = os.environ.get("PYTEST_CURRENT_TEST", "no test")
-        raise AssertionError(f"{reason}, called by {test}\n{_told(failures)}")
+        raise AssertionError(f"{reason}, called by {test}\n{_by_rank(failures)}")
 
     def kill(self) -> None:
         """Ends the processes at once."""
@@ -170,7 +170,7 @@ class Workers:
         self.kill()
 
 
-def _told(failures: Mapping[int, str]) -> str:
+def _by_rank(failures: Mapping[int, str]) -> str:
     return "\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failures.items()))
 
 

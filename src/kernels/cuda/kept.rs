@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_ever_or_where_there_are_no_locks() {
+    fn waits_end_and_need_locks() {
         let folder = folder("patience");
         let file = folder.join("a.cubin");
         let _first = Turn::at(&file, PATIENCE);

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn new_tells_the_places_of_numbers_that_are_rounded_at_random() {
+    fn new_gives_positions_to_numbers_rounded_at_random() {
         let mut memory = vec![0; 16];
         let spans = |shape: &[usize], part: &[(usize, usize)]| {
             let places = Places::new(shape, part);

@@ -132,7 +132,7 @@ fn every_layout_and_size_gives_the_product() {
 
 #[test]
 #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
-fn amx_tells_by_a_small_product_that_it_multiplies() {
+fn amx_is_found_by_a_small_product() {
     if std::is_x86_feature_detected!("avx512bw") && can_be_emulated() {
         assert!(super::amx::multiplies());
     }

@@ -181,7 +181,7 @@ fn a_part_of_a_block_is_read_and_not_written() {
 }
 
 #[test]
-fn codes_without_an_encoding_or_a_scale_have_no_meaning() {
+fn quantized_values_need_an_encoding_and_a_scale() {
     let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
     assert!(decode(&codes.codes.view()).iter().all(|x| x.is_nan()));
     let scales = codes.scales.ptr().carve(0, 2, DType::F32).unwrap();
@@ -192,7 +192,7 @@ fn codes_without_an_encoding_or_a_scale_have_no_meaning() {
 }
 
 #[test]
-fn momentum_is_kept_as_codes() {
+fn momentum_is_quantized() {
     let (mu, grad_factor) = (0.75, 0.5);
     let old = quantized(DType::Q8, &magnitudes(DType::Q8, LEN, 3), WIDTH, BLOCK);
     for (dtype, nesterov) in [(DType::F32, false), (DType::BF16, true), (DType::F64, true)] {
@@ -228,7 +228,7 @@ fn momentum_is_kept_as_codes() {
 }
 
 #[test]
-fn both_moments_of_adamw_are_kept_as_codes() {
+fn both_moments_of_adamw_are_quantized() {
     let len = 40;
     let [mut m, mut v] = [DType::Q8, DType::UQ8].map(|dtype| Codes::new(dtype, len, len, 16));
     let (mut x, g) = (Memory::random(DType::BF16, len, 5), Memory::random(DType::F32, len, 6));

@@ -201,7 +201,7 @@ fn sum<T: Element + Into<f64>>(matrix: &MatrixView<'_>) -> f64 {
 }
 
 #[test]
-fn elements_are_written_by_address_beside_those_of_others() {
+fn elements_are_written_by_address_next_to_those_of_others() {
     with_threads(&[1, 3], |_| {
         let mut memory = minus_ones(DType::F32, LEN);
         let all = matrix(&mut memory, GAPS);

@@ -203,7 +203,7 @@ fn factored_moments_scale_an_update_that_is_applied() {
 
 /// Rows that are blocks of quantized values, which are read and written tile by tile.
 #[test]
-fn rows_of_codes_are_averaged() {
+fn quantized_rows_are_averaged() {
     let (height, width) = (2, 20);
     let len = height * width;
     let (mut x, g) = (Memory::random(DType::F32, len, 1), Memory::random(DType::F32, len, 2));
