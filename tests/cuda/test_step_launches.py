@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from pathlib import Path
 
 from .driver import needs_nvrtc, run
 
@@ -27,7 +29,9 @@ print(counts)
 """
 KERNELS = {"momentum": 4, "add_pieces": 4, "symmetric": 58, "apply": 4, "adamw": 1}
 """One for each of the four shapes, but for the products: 10 in the standard form, 16 in the Gram form."""
-LIBTORCH = {"aten::bmm": 11, "aten::cat": 4, "aten::sqrt": 4, "aten::reciprocal": 4, "aten::clamp_min": 4}
+DIVISORS = dict.fromkeys(("aten::cat", "aten::sqrt", "aten::add", "aten::clamp_min", "aten::reciprocal"), 4)
+LIBTORCH = {"aten::bmm": 11, "aten::mul": 8, **DIVISORS}
+PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "performance.md"
 
 
 def test_step_of_muon_launches_as_many_kernels_as_the_page_says(environment: dict[str, str]) -> None:
@@ -35,3 +39,11 @@ def test_step_of_muon_launches_as_many_kernels_as_the_page_says(environment: dic
     assert {kernel: counts[kernel] for kernel in KERNELS} == KERNELS
     assert counts["all"] == sum(KERNELS.values())
     assert {operation: counts[operation] for operation in LIBTORCH} == LIBTORCH
+
+
+def test_page_has_the_counts_of_launches() -> None:
+    section = PAGE.read_text().split("\n## Launches on a device\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?:libtorch's )?(`.*`) \| (\d+)(?: each)? \|", section, re.MULTILINE)
+    found = {name: int(count) for names, count in rows for name in re.findall(r"`(\w+)`", names)}
+    assert found == KERNELS | {name.removeprefix("aten::"): count for name, count in LIBTORCH.items()}
+    assert f"take {sum(KERNELS.values())} launches" in section

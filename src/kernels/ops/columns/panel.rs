@@ -11,8 +11,8 @@
 //!
 //! A shift helps where the columns differ by more than the rounding of float32. A column that depends on
 //! others to the last bit fails again, and passes 4 and 5 leave it out. Its result is zero: Dion then adds
-//! nothing to momentum or weight along it, and Q keeps its column. On CPUs such columns are completed to a
-//! basis before. A matrix of zeros stays zero. A column that is not finite becomes NaN. There is no sketch
+//! nothing to momentum or weight along it, and Q keeps its column. On CPUs Householder QR replaces such a column by
+//! some direction, which is set to zero afterwards. A matrix of zeros stays zero. A column that is not finite becomes NaN. There is no sketch
 //! and no random number: `"rcqr"` and `"cqr"` are the same.
 //!
 //! float64, square matrices and `qr_method="qr"` go through `torch.linalg.qr`. It is not known whether the
