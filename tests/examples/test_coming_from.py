@@ -25,15 +25,6 @@ BOUND = 1e-10
 SAVE_EVERY, STEPS = 2, 30
 CYCLE = ("one", "fs=2", "fs=2,tp=2", "dp=2", "one")
 
-PAGE = ROOT / "docs" / "coming-from" / "colossalai.md"
-LINE = "optimizer = DistributedAdaFactor(model.parameters())"
-OF_COLOSSALAI = {
-    "DistributedAdaFactor": LINE,
-    "DistGaloreAwamW": (
-        "optimizer = DistGaloreAwamW(get_galore_param_groups(model, decay=1e-2, rank=4), nbits=32)"
-    ),
-}
-
 KILLED = """
 import contextlib, functools, os, runpy, signal, sys, threading
 import torch
@@ -139,6 +130,8 @@ def layout(name: str, *options: str) -> Layout:
         ("microsoft_dion.py --scalars adamw --compressed", ("one", "fs=2", "dp=2,fs=2", "dp=2", "one")),
         ("microsoft_dion.py --optimizer muon", CYCLE),
         ("torch_muon.py", CYCLE),
+        ("colossalai.py --optimizer adafactor", CYCLE),
+        ("colossalai.py --optimizer galore", CYCLE),
     ],
 )
 def test_script_is_killed_and_goes_on_on_other_layouts(
@@ -146,29 +139,3 @@ def test_script_is_killed_and_goes_on_on_other_layouts(
 ) -> None:
     name, *options = command.split()
     check_cycle(processes, SCRIPTS / name, tmp_path, [layout(each, *options) for each in cycle])
-
-
-def llama(optimizer: str) -> str:
-    """The script of the page about ColossalAI with this optimizer."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (code,) = (block for block in blocks if "class Llama" in block)
-    assert code.count(LINE) == 1
-    imported = "import DistributedAdaFactor"
-    code = code.replace(imported, f"{imported}, DistGaloreAwamW, get_galore_param_groups")
-    return str(code).replace(LINE, OF_COLOSSALAI[optimizer])
-
-
-@pytest.mark.parametrize("optimizer", OF_COLOSSALAI)
-def test_killed_llama_of_colossalai_resumes_on_other_layouts(
-    processes: forks.Forks, optimizer: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "llama.py"
-    script.write_text(llama(optimizer))
-    layouts = [
-        ("one", 1, ["--tp=1"]),
-        ("fs=2", 2, ["--tp=1"]),
-        ("fs=2,tp=2", 4, ["--tp=2"]),
-        ("dp=2", 2, ["--tp=1", "--ddp"]),
-        ("one", 1, ["--tp=1"]),
-    ]
-    check_cycle(processes, script, tmp_path / "run", layouts)
