@@ -164,11 +164,11 @@ def test_threads_follow_a_later_change_of_their_number() -> None:
             optimizer.step()
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:
-                beside = len(tasks()) - before
-                if beside == threads - 1:
+                added = len(tasks()) - before
+                if added == threads - 1:
                     break
                 time.sleep(0.01)
-            print(beside)
+            print(added)
     """
     assert python(TASKS + textwrap.dedent(source)).stdout.split() == ["3", "1", "2"]
 

@@ -187,10 +187,10 @@ def test_machine_code_is_copied_without_verdicts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OXIDION_CACHE", str(given))
     code = "import json, os\nprint(json.dumps([{'found': os.listdir(os.environ['OXIDION_CACHE'])}]))"
     monkeypatch.setattr(first, "PROGRAM", code)
-    heard: list[Any] = []
-    monkeypatch.setattr(first, "judged", lambda report, **_: (heard.extend(report), ("PASS", ""))[1])
+    logged: list[Any] = []
+    monkeypatch.setattr(first, "judged", lambda report, **_: (logged.extend(report), ("PASS", ""))[1])
     assert first.first("0").status == "PASS"
-    assert heard == [[{"found": ["a.cubin"]}]] * 2
+    assert logged == [[{"found": ["a.cubin"]}]] * 2
 
 
 def report(seconds: float = 0.1, warnings: tuple[str, ...] = (), *, right: bool = True) -> dict[str, Any]:

@@ -24,11 +24,11 @@ def pair(make, shapes, warmup=2, dtype=torch.float32):
     expected = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     return ours, CudaGraphOptimizer(make(ours), warmup_steps=warmup), expected, make(expected)
 
-def gradients(ours, expected, seed, stay):
+def gradients(ours, expected, seed, keep):
     torch.manual_seed(seed)
     for one, other in zip(ours, expected):
         other.grad = torch.randn_like(other)
-        if stay and one.grad is not None:
+        if keep and one.grad is not None:
             one.grad.copy_(other.grad)
         else:
             one.grad = other.grad.clone()
@@ -79,7 +79,7 @@ def test_replays_equal_steps_with_settings_of_their_own(
         ours, optimizer, expected, reference = pair(make, ({shapes}), dtype=dtype)
         schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 9) for o in (optimizer, reference)]
         for step in range(8):
-            gradients(ours, expected, step, stay={name in ("GaLoreAdamW", "APOLLOAdamW", "APOLLOMini")})
+            gradients(ours, expected, step, keep={name in ("GaLoreAdamW", "APOLLOAdamW", "APOLLOMini")})
             if step == 5:
                 for own in (optimizer, reference):
                     [group] = own.param_groups
@@ -122,7 +122,7 @@ def test_steps_that_no_replay_repeats_are_taken_directly(
         make = lambda p: oxidion.{made}
         ours, optimizer, expected, reference = pair(make, ({MATRICES}), dtype=torch.{dtype})
         for step in range(5):
-            gradients(ours, expected, step, stay=False)
+            gradients(ours, expected, step, keep=False)
             optimizer.step()
             assert not optimizer.captured
             reference.step()
@@ -140,7 +140,7 @@ def test_learning_rate_on_the_device_is_that_of_each_replay(environment: dict[st
         make = lambda p: oxidion.Dion(p, lr=torch.tensor(0.02), rank_fraction=0.5, capturable=True)
         ours, optimizer, expected, reference = pair(make, ({MATRICES}))
         for step in range(6):
-            gradients(ours, expected, step, stay=False)
+            gradients(ours, expected, step, keep=False)
             for own in (optimizer, reference):
                 own.param_groups[0]["lr"] = torch.tensor(0.02 / (step + 1))
             optimizer.step()
@@ -172,7 +172,7 @@ def test_steps_with_a_new_basis_are_taken_outside_of_the_graph(
         ours, optimizer, expected, reference = pair(make, ({MATRICES}), warmup={warmup})
         replayed = []
         for step in range(10):
-            gradients(ours, expected, step, stay=True)
+            gradients(ours, expected, step, keep=True)
             for own in (optimizer, reference):
                 own.param_groups[0]["lr"] = 0.01 / (step + 1)
             before = sum(capture.replays for capture in Capture.made)
@@ -199,7 +199,7 @@ def test_staggered_bases_are_computed_outside_of_the_graph(environment: dict[str
         ours, optimizer, expected, reference = pair(make, ({MATRICES}))
         direct = []
         for step in range(14):
-            gradients(ours, expected, step, stay=True)
+            gradients(ours, expected, step, keep=True)
             before = sum(capture.replays for capture in Capture.made)
             optimizer.step()
             if sum(capture.replays for capture in Capture.made) == before:
@@ -218,15 +218,15 @@ def test_replays_without_new_arguments_have_other_numbers(environment: dict[str,
         environment,
         CAPTURED,
         f"""
-        # What others need beside their operands is not there any more when the graph is replayed by hand.
+        # What others need next to their operands is gone when the graph is replayed without `step`.
         make = lambda p: oxidion.Lion(p, lr=0.02, weight_decay=0.1)
         ours, optimizer, expected, reference = pair(make, ({MATRICES}))
         for step in range(5):
-            gradients(ours, expected, step, stay=True)
+            gradients(ours, expected, step, keep=True)
             if step == 4:
                 reference.param_groups[0]["lr"] = 0.01
                 [capture] = Capture.made
-                capture.replay()  # as it was captured and told last, with the gradients of this step
+                capture.replay()  # with the arguments of the step before, and these gradients
             else:
                 optimizer.step()
             reference.step()

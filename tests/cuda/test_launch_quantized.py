@@ -129,8 +129,8 @@ def test_passes_over_matrices_give_states_and_weights_of_the_cpu(
         for one, two in zip(here, there, strict=True):
             assert (one.dtype, one.shape) == (two.dtype, two.shape)
             # Sums have another order, so what lies at a threshold goes to either side of it.
-            apart = ~torch.isclose(one.double(), two.double(), rtol=1e-5, atol=1e-7)
-            assert apart.double().mean() <= 2e-3, (one.dtype, one.shape)
+            distance = ~torch.isclose(one.double(), two.double(), rtol=1e-5, atol=1e-7)
+            assert distance.double().mean() <= 2e-3, (one.dtype, one.shape)
         assert any(one.dtype == torch.uint8 for one in here)
 
 
@@ -162,8 +162,8 @@ def test_muon_quantizes_as_the_cpu_for_heads_of_columns(environment: dict[str, s
         optimizer.step()
         own = optimizer.state[param]
         expected = oxidion.functional.quantize_blockwise(grad, block_size=32)
-        apart = (own["momentum"].int() - expected[0].int()).abs()
-        assert int(apart.max()) == 1  # one of the two entries around a number
+        distance = (own["momentum"].int() - expected[0].int()).abs()
+        assert int(distance.max()) == 1  # one of the two entries around a number
         assert torch.equal(own["momentum_absmax"], expected[1])
         """,
     )

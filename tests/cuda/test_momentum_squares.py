@@ -49,7 +49,7 @@ def test_gradients_of_any_stride_have_the_same_step(environment: dict[str, str])
             for one, other in zip(plain, turned):
                 other.data.copy_(one.data)
                 other.grad = one.grad.t().contiguous().t()
-            turned[1].grad = plain[1].grad  # a unit of one run of memory beside one of rows
+            turned[1].grad = plain[1].grad  # a unit of one run of memory next to one of rows
             for params in (plain, turned):
                 optimizer = make(params, lr=0.1, orth_dtype="float32")
                 for _ in range(3):

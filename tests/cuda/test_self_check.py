@@ -50,11 +50,11 @@ import torch, oxidion
 from oxidion import _oxidion
 from oxidion._cuda import child as processes
 from oxidion._cuda import device, self_check
-heard = []
-class Heard(logging.Handler):
+logged = []
+class Collect(logging.Handler):
     def emit(self, record):
-        heard.append(record.getMessage())
-logging.getLogger("oxidion.cuda").addHandler(Heard())
+        logged.append(record.getMessage())
+logging.getLogger("oxidion.cuda").addHandler(Collect())
 BEFORE
 device.prepare(emulated=True)
 torch.set_num_threads(1)
@@ -69,7 +69,7 @@ with warnings.catch_warnings(record=True) as caught:
 print(json.dumps(dict(
     states=self_check.states(torch.device("cpu")),
     warned=[str(w.message) for w in caught],
-    heard=heard,
+    logged=logged,
     param=param.detach().double().flatten().tolist(),
     explained=optimizer.explain().kernels,
     printed=str(optimizer.explain()),
@@ -147,7 +147,7 @@ def test_sources_are_checked_once_and_their_verdicts_kept(
     assert first["explained"] == first["states"]
     assert "sources: " in first["printed"]
     assert first["warned"] == []
-    assert sum("checking 4 CUDA sources" in text for text in first["heard"]) == 1
+    assert sum("checking 4 CUDA sources" in text for text in first["logged"]) == 1
     kept = emulation.records()
     assert kept.keys() == LAMB
     assert {row["result"] for row in kept.values()} == {"pass"}
@@ -156,13 +156,13 @@ def test_sources_are_checked_once_and_their_verdicts_kept(
     assert "updates.cu kernels, on oxidion emulator, driver 13.0" in first["env"]
     # Other processes read them.
     second = emulation.step()
-    assert not any("checking" in text for text in second["heard"])
+    assert not any("checking" in text for text in second["logged"])
     assert second["param"] == first["param"]
     # A file that is damaged does not count.
     (damaged,) = emulation.cache.glob("check-factors-*.json")
     damaged.write_text(damaged.read_text()[:50])
     again = emulation.step()
-    assert sum("checking 1 CUDA sources" in text for text in again["heard"]) == 1
+    assert sum("checking 1 CUDA sources" in text for text in again["logged"]) == 1
     assert emulation.records()["factors.cu"]["result"] == "pass"
     # A verdict is valid until a user requests another check.
     (kept,) = emulation.cache.glob("check-factors-*.json")
@@ -212,8 +212,8 @@ def test_faulty_source_is_off_and_is_not_tried_again(
             "gpu-check",
         )
         assert all(word in warning for word in words), warning
-    assert sum("checking" in text for text in found[0]["heard"]) == 1
-    assert not any("checking" in text for text in found[1]["heard"])
+    assert sum("checking" in text for text in found[0]["logged"]) == 1
+    assert not any("checking" in text for text in found[1]["logged"])
     assert "found before, and kept in" in found[1]["warned"][0]
     assert found[0]["param"] == found[1]["param"]
     kept = emulation.records()
@@ -227,11 +227,11 @@ def test_kernels_are_used_without_a_check_or_where_none_can_be(emulation: Emulat
     for variables in ({"OXIDION_SELF_CHECK": "0"}, {"OXIDION_CUDA": "kernels"}):
         report = emulation.step(**variables)
         assert report["states"]["factors.cu"] == "kernels"
-        assert report["warned"] == report["heard"] == []
+        assert report["warned"] == report["logged"] == []
     report = emulation.step(before="sys.executable = ''")
     assert report["states"] == dict.fromkeys(LAMB, "kernels")
     assert report["warned"] == []
-    (unchecked,) = [text for text in report["heard"] if "without a check" in text]
+    (unchecked,) = [text for text in report["logged"] if "without a check" in text]
     assert "there is no sys.executable" in unchecked
     assert all(name in unchecked for name in LAMB)
     assert emulation.records() == {}
@@ -587,14 +587,14 @@ def test_union_reaches_every_rank_of_two_axes(monkeypatch: pytest.MonkeyPatch) -
     values = {rank: [int(rank == 3)] for rank in range(4)}
     axes = {rank: [(2 * (rank // 2), 2 * (rank // 2) + 1), (rank % 2, rank % 2 + 2)] for rank in range(4)}
     # Ranks one after the other, until nothing changes: each receives what the others had.
-    heard: dict[int, list[int]] = {}
+    received: dict[int, list[int]] = {}
 
     def largest_of(numbers: list[int], group: Any) -> list[int]:
-        return [max(numbers[0], *(heard[member][0] for member in group))]
+        return [max(numbers[0], *(received[member][0] for member in group))]
 
     monkeypatch.setattr(agree, "largest_of", largest_of)
     for _ in range(2):
-        heard.update(values)
+        received.update(values)
         for rank in range(4):
             groups = {ranks: ranks for ranks in axes[rank]}
             values[rank] = agree.union(values[rank], groups, axes[rank])  # type: ignore[arg-type]

@@ -112,18 +112,18 @@ def test_devices_that_kernels_are_not_for_step_by_libtorch(environment: Environm
         """
         import logging
         from oxidion import _oxidion
-        heard = []
-        class Heard(logging.Handler):
+        logged = []
+        class Collect(logging.Handler):
             def emit(self, record):
-                heard.append(record.getMessage())
-        logging.getLogger("oxidion.cuda").addHandler(Heard())
+                logged.append(record.getMessage())
+        logging.getLogger("oxidion.cuda").addHandler(Collect())
         params = parameters((8, 8), (16, 8))
         before = [p.detach().clone() for p in params]
         for optimizer in (oxidion.Muon(params, lr=0.1), oxidion.AdamW(params, lr=0.1)):
             for _ in range(3):
                 optimizer.step()
         assert all(bool((p.detach() != b).all()) for p, b in zip(params, before))
-        print(len(heard), {state for _, state, *_ in _oxidion.source_states(0)}, heard[0])
+        print(len(logged), {state for _, state, *_ in _oxidion.source_states(0)}, logged[0])
         """,
     )
     assert "'off'" in said

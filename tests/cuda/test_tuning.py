@@ -32,11 +32,11 @@ sys.path.insert(0, FOLDER)
 BEFORE
 import torch, oxidion
 from oxidion._cuda import device, tuning
-heard = []
-class Heard(logging.Handler):
+logged = []
+class Collect(logging.Handler):
     def emit(self, record):
-        heard.append(record.getMessage())
-logging.getLogger("oxidion.cuda").addHandler(Heard())
+        logged.append(record.getMessage())
+logging.getLogger("oxidion.cuda").addHandler(Collect())
 device.prepare(emulated=True)
 driver = ctypes.CDLL("libcuda.so.1")
 torch.set_num_threads(1)
@@ -48,7 +48,7 @@ for _ in range(2):
     optimizer.step()
 print(json.dumps(dict(
     launches=driver.emulator_launches_of(b"symmetric_mma"),
-    heard=heard,
+    logged=logged,
     finite=bool(param.isfinite().all()),
     env=oxidion.env_report(),
 )))
@@ -88,7 +88,7 @@ class Process:
 
     def timed(self, report: dict[str, Any]) -> int:
         """How often products were timed."""
-        return sum("timing products" in text for text in report["heard"])
+        return sum("timing products" in text for text in report["logged"])
 
     def record(self) -> tuple[Path, dict[str, Any]]:
         """What is kept."""
@@ -140,7 +140,7 @@ def test_rule_chooses_where_nothing_is_timed(environment: Environment, tmp_path:
     )
     report = process.step()
     assert report["launches"] == ITERATIONS
-    (said,) = [text for text in report["heard"] if "a fixed rule chooses" in text]
+    (said,) = [text for text in report["logged"] if "a fixed rule chooses" in text]
     assert "ZeroDivisionError" in said
     assert not list(process.cache.glob("products-*.json"))
 

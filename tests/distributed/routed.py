@@ -147,7 +147,7 @@ class Found:
 
     Attributes:
         routes: of the matrices, as ``explain`` says.
-        apart: largest difference of a parameter from that of the first route.
+        distance: largest difference of a parameter from that of the first route.
         given: bytes that collectives were given in a step, by axis.
         planned: the same, of the plan.
         arena: bytes of the workspace that was allocated.
@@ -156,7 +156,7 @@ class Found:
     """
 
     routes: tuple[str, ...]
-    apart: float
+    distance: float
     given: dict[str, int]
     planned: dict[str, int]
     arena: int
@@ -204,8 +204,8 @@ def train(axes: dict[str, int], routes: Sequence[Route], strided: bool, is_tight
         first = first or weights
         (arena,) = allocated
         total = training.optimizer.plan().arena_bytes
-        apart = furthest(weights, first)
-        found.append(Found(training.routes(), apart, given, planned, arena, total, limit))
+        distance = furthest(weights, first)
+        found.append(Found(training.routes(), distance, given, planned, arena, total, limit))
     return found
 
 

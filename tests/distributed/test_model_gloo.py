@@ -40,10 +40,10 @@ def stepped(make):
 
 for cls in (oxidion.Muon, oxidion.Dion):
     options = dict(lr=0.02, scalar_lr=1e-3, summary=False)
-    told, by_model = stepped(lambda model, outer: cls(outer, **options))
+    wrapped, by_model = stepped(lambda model, outer: cls(outer, **options))
     assert not said, said
-    assert told.plan().transfers
-    assert told.param_groups[0]["param_names"] == [f"{at}.weight" for at in range(1, 5)]
+    assert wrapped.plan().transfers
+    assert wrapped.param_groups[0]["param_names"] == [f"{at}.weight" for at in range(1, 5)]
     _, by_mesh = stepped(lambda model, outer: cls(model, distributed_mesh=outer.process_group, **options))
     assert torch.equal(by_model, by_mesh)
     assert not said, said
@@ -67,7 +67,7 @@ for call in (lambda: oxidion.Muon([nn.Parameter(torch.ones(8, 8))], dist.group.W
     except TypeError as error:
         assert "Meshes are given by keyword: distributed_mesh=" in str(error), error
     else:
-        raise AssertionError("a mesh in the place of another argument was taken")
+        raise AssertionError("a mesh as another argument was taken")
 dist.destroy_process_group()
 """
 

@@ -18,7 +18,7 @@ ONE: list[Route] = ["keep", "gather"]
 def check(found: Sequence[Found], routes: Sequence[Route]) -> None:
     """What is true of each rank."""
     for one in found:
-        assert one.apart <= CLOSE
+        assert one.distance <= CLOSE
         assert one.given == one.planned
         assert all(sent > 0 for sent in one.given.values())
         assert one.arena == -(-one.arena_bytes // 4) * 4
