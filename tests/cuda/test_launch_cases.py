@@ -17,7 +17,7 @@ PLACE = "cuda/test_device_cases.py"
 @pytest.mark.parametrize(
     ("chosen", "least"),
     [
-        ("codes and (adamw or dion2 or came)", 6),
+        ("8_bit_states and (adamw or dion2 or came)", 6),
         ("bfloat16_parameters and (normuon or apollo)", 2),
         ("float32 and (lamb or galore)", 2),
         ("waits_for_nothing and True", 12),
@@ -35,7 +35,7 @@ def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least
 
 def test_classes_without_rows_by_hand_hold_there(environment: dict[str, str]) -> None:
     chosen = " or ".join(cls._ALGORITHM for cls in DERIVED)
-    passed, skipped = on_the_device(environment, f"(float32 or float64 or codes) and ({chosen})", PLACE)
+    passed, skipped = on_the_device(environment, f"(float32 or float64 or 8_bit_states) and ({chosen})", PLACE)
     assert passed >= 3 * len(DERIVED) > 0
     assert skipped == 0
 

@@ -236,7 +236,7 @@ def test_state_dicts_and_copies_are_whole(groups: Groups) -> None:
     groups[2].run(owning.all_states_at_once)
 
 
-@pytest.mark.parametrize("how", ["hook", "nobody asked"])
+@pytest.mark.parametrize("how", ["hook", "no caller"])
 @pytest.mark.parametrize("name", ["SOAP", "SOAPMuon"])
 def test_state_dicts_are_whole_without_a_call(groups: Groups, name: str, how: str) -> None:
     assert all(groups[2].run(owning.gathered, name, how))
