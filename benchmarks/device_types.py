@@ -11,7 +11,8 @@
   its norm; and the held-out loss of the GPT of `convergence.py` after 400 steps by seed (bar: means over the
   seeds differ by less than two standard errors of that difference).
 
-Prints tables and writes `<out>/device_types.json`; ends with 1 where a bar is missed.
+Prints tables and writes `<out>/device_types.json` and a page with the same tables, `<out>/device_types.md`; ends
+with 1 where a bar is missed.
 
     python benchmarks/device_types.py [--only float16] [--count 10000]
 """
@@ -22,7 +23,7 @@ import itertools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ["OXIDION_CUDA"] = "libtorch"
@@ -320,8 +321,47 @@ def tf32(steps: int) -> dict[str, list[Row]]:
 
 def shown(rows: Sequence[Row]) -> str:
     """A table of rows that have the same columns."""
-    texts = [[f"{x:.4f}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    texts = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
     return harness.table(list(rows[0]), texts)
+
+
+TITLES = {
+    "float16": (
+        "Float16: what becomes of matrices",
+        "Matrices by kind of their singular values, orthonormalized by Polar Express. `largest` is the largest\n"
+        "singular value of all results (bar: 1.3). `error` is the distance from the polynomial in float64,\n"
+        "relative to its norm: the median and the largest.",
+    ),
+    "polynomials": (
+        "Float16: other polynomials",
+        "The largest singular value of all results, of a tenth of the matrices (bar: 1.3).",
+    ),
+    "updates": (
+        "TF32: steps of Dion",
+        "Distance of the weight from the float64 reference after some steps, relative to its norm, at ranks of 1/4\n"
+        "and 1/16. Products have operands in TF32 or in float32.",
+    ),
+    "losses": (
+        "TF32: losses of Dion",
+        "Held-out loss of a small GPT after 400 steps, for three seeds. The means differ by `difference`, whose\n"
+        "standard error is `error` (bar: twice that).",
+    ),
+}
+"""Title and text of each table on the page."""
+
+
+def page(tables: Mapping[str, Sequence[Row]]) -> str:
+    """The page with these tables."""
+    parts = [
+        "# Types in which devices multiply",
+        "Computed on a CPU with the rounding of a device by [device_types.py](../device_types.py), which writes\n"
+        "this page too.",
+    ]
+    for name, rows in tables.items():
+        title, text = TITLES[name]
+        without = [{key: value for key, value in row.items() if key != "met"} for row in rows]
+        parts += [f"## {title}", text, shown(without)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -340,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "tf32" in parts:
         tables |= tf32(options.steps)
     harness.write({**harness.facts(), **tables}, options.out, "device_types")
+    (options.out / "device_types.md").write_text(page(tables), encoding="utf-8")
     print("\n\n".join(map(shown, tables.values())))
     return int(not all(row.get("met", True) for rows in tables.values() for row in rows))
 

@@ -102,3 +102,16 @@ for shape in ((200, 120), (120, 200)):
         assert values[3] < 1e-3, values[:6]
 """
     run("-c", START + code)
+
+
+def test_page_has_the_recorded_tables() -> None:
+    code = f"""
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from device_types import TITLES, page
+recorded = json.loads(Path({str(BENCHMARKS / "results" / "device_types.json")!r}).read_text())
+tables = {{name: recorded[name] for name in TITLES}}
+assert Path({str(BENCHMARKS / "results" / "device_types.md")!r}).read_text() == page(tables)
+"""
+    run("-c", code)
