@@ -11,8 +11,8 @@
   its norm; and the held-out loss of the GPT of `convergence.py` after 400 steps by seed (bar: means over the
   seeds differ by less than two standard errors of that difference).
 
-Prints tables and writes `<out>/device_types.json` and a page with the same tables, `<out>/device_types.md`; ends
-with 1 where a bar is missed.
+Prints tables and writes them to `<out>/device_types.json` and to a page, `<out>/device_types.md`; ends with 1
+where a bar is missed.
 
     python benchmarks/device_types.py [--only float16] [--count 10000]
 """
@@ -328,8 +328,8 @@ def shown(rows: Sequence[Row]) -> str:
 TITLES = {
     "float16": (
         "Float16: what becomes of matrices",
-        "Matrices by kind of their singular values, orthonormalized by Polar Express. `largest` is the largest\n"
-        "singular value of all results (bar: 1.3). `error` is the distance from the polynomial in float64,\n"
+        "Matrices by kind of their singular values, orthonormalized by Polar Express. `largest` is the\n"
+        "largest singular value of all results (bar: 1.3). `error` is the distance from the polynomial in float64,\n"
         "relative to its norm: the median and the largest.",
     ),
     "polynomials": (
@@ -338,13 +338,13 @@ TITLES = {
     ),
     "updates": (
         "TF32: steps of Dion",
-        "Distance of the weight from the float64 reference after some steps, relative to its norm, at ranks of 1/4\n"
-        "and 1/16. Products have operands in TF32 or in float32.",
+        "Distance of the weight from the float64 reference after some steps, relative to its norm, at ranks of\n"
+        "1/4 and 1/16. Products have operands in TF32 or in float32.",
     ),
     "losses": (
         "TF32: losses of Dion",
-        "Held-out loss of a small GPT after 400 steps, for three seeds. The means differ by `difference`, whose\n"
-        "standard error is `error` (bar: twice that).",
+        "Held-out loss of a small GPT after 400 steps, for three seeds. The means differ by `difference`,\n"
+        "whose standard error is `error` (bar: twice that).",
     ),
 }
 """Title and text of each table on the page."""
@@ -354,8 +354,8 @@ def page(tables: Mapping[str, Sequence[Row]]) -> str:
     """The page with these tables."""
     parts = [
         "# Types in which devices multiply",
-        "Computed on a CPU with the rounding of a device by [device_types.py](../device_types.py), which writes\n"
-        "this page too.",
+        "Computed on a CPU with the rounding of a device by [device_types.py](../device_types.py), which\n"
+        "writes this page too.",
     ]
     for name, rows in tables.items():
         title, text = TITLES[name]
