@@ -329,8 +329,8 @@ TITLES = {
     "float16": (
         "Float16: what becomes of matrices",
         "Matrices by kind of their singular values, orthonormalized by Polar Express. `largest` is the\n"
-        "largest singular value of all results (bar: 1.3). `error` is the distance from the polynomial in float64,\n"
-        "relative to its norm: the median and the largest.",
+        "largest singular value of all results (bar: 1.3). `error` is the distance from the polynomial\n"
+        "in float64, relative to its norm: the median and the largest.",
     ),
     "polynomials": (
         "Float16: other polynomials",
@@ -338,8 +338,8 @@ TITLES = {
     ),
     "updates": (
         "TF32: steps of Dion",
-        "Distance of the weight from the float64 reference after some steps, relative to its norm, at ranks of\n"
-        "1/4 and 1/16. Products have operands in TF32 or in float32.",
+        "Distance of the weight from the float64 reference after some steps, relative to its norm, at\n"
+        "ranks of 1/4 and 1/16. Products have operands in TF32 or in float32.",
     ),
     "losses": (
         "TF32: losses of Dion",
