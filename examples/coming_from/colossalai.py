@@ -19,19 +19,26 @@ from layouts import Job, Model
 from oxidion.compat.colossalai import (  # was: from colossalai.nn.optimizer import ...
     DistGaloreAwamW,
     DistributedAdaFactor,
+    DistributedCAME,
+    DistributedLamb,
     get_galore_param_groups,
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this script."""
-    parser.add_argument("--optimizer", choices=("adafactor", "galore"), default="adafactor")
+    parser.add_argument("--optimizer", choices=("adafactor", "came", "galore", "lamb"), default="adafactor")
 
 
 def build_optimizer(model: nn.Module, job: Job) -> Optimizer:
     """Arguments as ColossalAI's classes take them."""
-    if job.options.optimizer == "galore":
-        return DistGaloreAwamW(get_galore_param_groups(model, decay=1e-2, rank=4), nbits=32)
+    match job.options.optimizer:
+        case "galore":
+            return DistGaloreAwamW(get_galore_param_groups(model, decay=1e-2, rank=4), nbits=32)
+        case "lamb":
+            return DistributedLamb(model.parameters(), lr=1e-2, weight_decay=0.1)
+        case "came":
+            return DistributedCAME(model.parameters(), lr=2e-3)
     return DistributedAdaFactor(model.parameters())
 
 

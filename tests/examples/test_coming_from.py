@@ -130,8 +130,7 @@ def layout(name: str, *options: str) -> Layout:
         ("microsoft_dion.py --scalars adamw --compressed", ("one", "fs=2", "dp=2,fs=2", "dp=2", "one")),
         ("microsoft_dion.py --optimizer muon", CYCLE),
         ("torch_muon.py", CYCLE),
-        ("colossalai.py --optimizer adafactor", CYCLE),
-        ("colossalai.py --optimizer galore", CYCLE),
+        *((f"colossalai.py --optimizer {name}", CYCLE) for name in ("adafactor", "came", "galore", "lamb")),
     ],
 )
 def test_script_is_killed_and_goes_on_on_other_layouts(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -375,60 +373,6 @@ dist.destroy_process_group()
 def test_every_class_steps_on_fsdp2_as_in_one_process() -> None:
     ended = forks.common().run(SHARDED, ranks=2)
     assert [rank.returncode for rank in ended] == [0, 0], "".join(rank.stderr for rank in ended)
-
-
-# ------------------------------------------------------------------------------------- script of the page
-
-LINE = "optimizer = DistributedAdaFactor(model.parameters())"
-OTHERS = {
-    "DistributedLamb": "DistributedLamb(model.parameters(), lr=1e-2, weight_decay=0.1)",
-    "DistGaloreAwamW": "DistGaloreAwamW(get_galore_param_groups(model, decay=1e-2, rank=4), nbits=32)",
-}
-
-
-def script() -> str:
-    """The page's script."""
-    (code,) = (
-        code
-        for code in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        if "class Llama" in code
-    )
-    assert code.count(LINE) == 1
-    return str(code)
-
-
-def losses(code: str, ranks: int, steps: int, *arguments: str) -> list[float]:
-    """Losses that the script prints in float64."""
-    ended = forks.common().run(code, f"--steps={steps}", "--dtype=float64", *arguments, ranks=ranks)
-    assert {rank.returncode for rank in ended} == {0}, "".join(rank.stderr for rank in ended)
-    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", ended[0].stdout, re.MULTILINE)]
-
-
-Mesh = tuple[int, int]
-"""Ranks, and those of tensor parallelism."""
-
-
-def check_resumed(code: str, folder: Path, unstopped: Mesh, meshes: list[Mesh]) -> None:
-    """Stops the script after three of six steps on fs=2 x tp=2, and goes on on other meshes."""
-    whole = losses(code, unstopped[0], 6, f"--tp={unstopped[1]}")
-    assert len(set(whole)) == 6
-    first = losses(code, 4, 3, f"--folder={folder / 'first'}")
-    for ranks, tp in meshes:
-        copied = folder / f"{ranks}-{tp}"
-        shutil.copytree(folder / "first", copied)
-        rest = losses(code, ranks, 6, f"--folder={copied}", f"--tp={tp}")
-        assert [*first, *rest] == pytest.approx(whole, rel=1e-12)
-
-
-def test_llama_goes_on_on_another_mesh_with_the_same_losses(tmp_path: Path) -> None:
-    check_resumed(script(), tmp_path, (4, 2), [(4, 1), (1, 1)])
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_llama_goes_on_with_another_optimizer(name: str, tmp_path: Path) -> None:
-    imported = "import DistributedAdaFactor"
-    code = script().replace(imported, f"{imported}, {name}, get_galore_param_groups")
-    check_resumed(code.replace(LINE, f"optimizer = {OTHERS[name]}"), tmp_path, (1, 1), [(1, 1)])
 
 
 def test_bias_correction_of_groups_counts_whenever_it_is_written() -> None:
