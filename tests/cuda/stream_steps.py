@@ -94,8 +94,8 @@ def on_side(algorithm: str) -> streams.Stream:
 
 
 def in_graph(algorithm: str) -> streams.Stream:
-    """A step that is captured and replayed twice; the one before it is not counted."""
-    params, optimizer = made(algorithm, capturable=True)
+    """A step in 32 bits that is captured and replayed twice; the one before it is not counted."""
+    params, optimizer = made(algorithm, capturable=True, state_bits=32)
     optimizer.step()
     side, graph = streams.Stream(), torch.cuda.CUDAGraph()
     counts.clear()
