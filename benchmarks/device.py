@@ -481,10 +481,8 @@ class Run:
                 self.report.put(part)
         for key in ("races", "products"):
             for race in old.get(key, []):
-                found_by_part = self.report.by_part.setdefault(
-                    race.pop("part"), {"races": [], "products": []}
-                )
-                found_by_part[key].append(race)
+                of_part = self.report.by_part.setdefault(race.pop("part"), {"races": [], "products": []})
+                of_part[key].append(race)
 
 
 def crashed(parts: Sequence[dict[str, Any]]) -> None:

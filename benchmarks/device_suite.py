@@ -19,7 +19,7 @@ import pytest
 KEPT, MOST, EVERY = 4096, 60, 1.0
 
 
-class Told:
+class OutcomeRecorder:
     """A plugin that counts outcomes and keeps failures. It ends the process when the time is over."""
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -72,7 +72,7 @@ class Told:
 
 def main() -> None:
     """Runs the command line."""
-    plugin = Told(Path(sys.argv[1]), float(sys.argv[2]))
+    plugin = OutcomeRecorder(Path(sys.argv[1]), float(sys.argv[2]))
     words = ["-q", "-W", "default", "-p", "no:cacheprovider", *sys.argv[3:]]
     code = int(pytest.main(words, plugins=[plugin]))
     with plugin.lock:

@@ -218,7 +218,7 @@ def test_links_that_never_end_are_an_error_that_names_the_folder(tmp_path: Path)
 
 
 @pytest.mark.parametrize("make", [True, False])
-def test_file_in_the_place_of_a_folder_is_named(tmp_path: Path, make: bool) -> None:
+def test_file_where_a_folder_should_be_is_named(tmp_path: Path, make: bool) -> None:
     (tmp_path / "file").write_text("")
     expected = rf"Not a directory: '{tmp_path}/file'"
     with (
@@ -288,7 +288,7 @@ def test_kept_file_that_others_may_write_to_is_not_whole(
 
 @pytest.mark.parametrize("which", [lambda file: file, digest_file], ids=["file", "digest"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_regular_file_is_not_whole(
+def test_irregular_file_is_not_whole(
     tmp_path: Path, kind: str, which: Callable[[Path], Path]
 ) -> None:
     file = kept(tmp_path)

@@ -201,7 +201,7 @@ def test_odd_values_are_those_of_every_option(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "value", ["", "/none", "{folder}", "{text}", LONG, NUL, File(b"\x80\x02"), File("{}")]
 )
-def test_what_is_no_checkpoint_is_refused(
+def test_path_that_is_not_a_checkpoint_is_refused(
     path: Callable[..., str], capsys: pytest.CaptureFixture[str], value: Any
 ) -> None:
     assert " error: argument checkpoint: " in refusal(["rank", path(value)], capsys)

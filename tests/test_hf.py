@@ -84,7 +84,7 @@ def test_keys_of_the_groups_and_arguments_of_the_class_arrive() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "error"), [("Sgd", ValueError), ("LayoutError", ValueError), (torch.optim.SGD, TypeError)]
 )
-def test_what_is_no_class_of_the_package_is_refused(optimizer: Any, error: type[Exception]) -> None:
+def test_class_of_another_package_is_refused(optimizer: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"optimizer must be (one|a class) of"):
         OptimizerFactory()(Tiny(), optimizer, lr=0.01)
 

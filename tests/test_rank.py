@@ -712,7 +712,7 @@ def test_wrong_options_exit_with_2_and_say_what_is_wrong(
 
 
 @pytest.mark.parametrize("what", ["absent", "text", "empty folder"])
-def test_what_is_no_checkpoint_exits_with_2(
+def test_path_that_is_not_a_checkpoint_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     (tmp_path / "text").write_text("hello\n")

@@ -236,7 +236,7 @@ def test_process_end_stops_the_threads_of_what_is_still_held() -> None:
 @needs_populate
 @pytest.mark.parametrize("sizes", [[1 << 25], [1 << 18] * 128], ids=["one-large", "many-small"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_process_takes_no_share_of_it(sizes: list[int]) -> None:
+def test_forked_process_has_no_share_of_it(sizes: list[int]) -> None:
     """Else the first step would copy what a worker of a data loader holds too."""
     reserve = wait_for(Reserve(bytes_of(*sizes)))
     ((mapping, start), *_) = reserve._parts[(sizes[0],), torch.uint8]

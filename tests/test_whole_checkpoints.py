@@ -226,7 +226,7 @@ def test_newest_folder_that_is_a_link_counts_and_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lost link", "link to a file", "file"])
-def test_what_is_no_folder_stays_and_is_never_replaced(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_not_a_folder_is_never_replaced(tmp_path: Path, kind: str) -> None:
     root, other = tmp_path / "run", tmp_path / "other"
     root.mkdir()
     place, words = root / "step-00000010", f"is a link to {other}, where no folder is: remove it"

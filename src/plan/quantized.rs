@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn scales_any_cut_lie_with_their_blocks(
+        fn scales_of_any_cut_are_near_their_blocks(
             rows in 1_usize..9, blocks in 1_usize..40, rest in 0_usize..16, n in 1_usize..6, m in 1_usize..4, strided: bool
         ) {
             let width = 16 * blocks + rest;

@@ -326,7 +326,7 @@ def test_value_that_cannot_be_printed_is_refused_by_its_key() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], 3, "x", torch.ones(2)], ids=str)
-def test_what_is_no_dict_at_all_is_refused(value: Any) -> None:
+def test_state_that_is_not_a_dict_is_refused(value: Any) -> None:
     optimizer = oxidion.AdamW([nn.Parameter(torch.ones(2))])
     refused(optimizer, value, "^the state dict must be a dict, got ")
 
@@ -462,7 +462,7 @@ def test_relative_step_is_turned_off_only_with_a_step_size() -> None:
 
 @every_case
 @pytest.mark.parametrize("use", ["step", "init_state", "plan", "metrics", "load_state_dict"])
-def test_parameters_on_meta_are_refused_by_name_with_the_way_out(case: Case, use: str) -> None:
+def test_parameters_on_meta_are_refused_by_name_with_advice(case: Case, use: str) -> None:
     saved = stepped(case)[2]
     model = make_model().to("meta")
     late = case.build(model, named=True)

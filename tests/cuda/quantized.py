@@ -107,7 +107,7 @@ class Plain:
 
 
 @dataclass
-class Codes:
+class Quantized:
     """An 8-bit operand: rows of ``width`` elements; a job covers those of ``part``."""
 
     values: Tensor
@@ -124,7 +124,7 @@ class Codes:
     @classmethod
     def of(
         cls, values: Tensor, signed: bool, block: int, part: slice, tag: int = 0, places: Places | None = None
-    ) -> Codes:
+    ) -> Quantized:
         """Of numbers; where they have places, they are stored at random."""
         found, scales = book.encode(values, block, signed=signed)
         (own, whole), (own_scales, whole_scales) = guarded(found, torch.uint8), guarded(scales, torch.float32)
@@ -207,7 +207,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return high.view(torch.bfloat16), low
 
 
-Operand = Plain | Codes
+Operand = Plain | Quantized
 
 
 def decoded(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
@@ -219,7 +219,7 @@ def decoded(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
 def tell_rounding(job: QuantizedJob, operands: Sequence[Operand]) -> None:
     """Say which operands of a job are rounded at random, and by which numbers."""
     for n, operand in enumerate(operands):
-        if not isinstance(operand, Codes | Rounded) or operand.places is None:
+        if not isinstance(operand, Quantized | Rounded) or operand.places is None:
             continue
         places = operand.places
         job.random |= 1 << n
@@ -251,7 +251,7 @@ def quantized_table(
         length = len(operands[0].read())
         job.plain.live = live.data_ptr() if live is not None else None
         job.plain.length, job.plain.factor = length, (ctypes.c_double * 2)(*factor)
-        quantized = [operand for operand in operands if isinstance(operand, Codes)]
+        quantized = [operand for operand in operands if isinstance(operand, Quantized)]
         block, width, first = 256, length, 0
         if quantized:
             block, width, first = quantized[0].block, quantized[0].width, quantized[0].part.start
@@ -265,9 +265,9 @@ def quantized_table(
         job.width, job.block, job.in_row = width, block, in_row
         job.blocks, job.before = last + 1 - number, first % width // block
         for n, operand in enumerate(operands):
-            start = operand.part.start if isinstance(operand, Codes) else 0
+            start = operand.part.start if isinstance(operand, Quantized) else 0
             job.plain.operand[n] = operand.values.data_ptr() + start * operand.values.element_size()
-            if isinstance(operand, Codes):
+            if isinstance(operand, Quantized):
                 job.plain.type[n] = CODES[operand.signed]
                 job.scales[n] = operand.scales.data_ptr() + 4 * number
             elif isinstance(operand, Halves):

@@ -21,7 +21,7 @@ BENCHMARKS = TESTS.parent / "benchmarks"
 pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
-class Told:
+class PeerOptimizer:
     """An optimizer of a peer that records its arguments."""
 
     def __init__(self, inner: Any, **settings: Any) -> None:
@@ -33,8 +33,8 @@ def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ``dion`` whose optimizers record their arguments."""
     package, graph = ModuleType("dion"), ModuleType("dion.cuda_graph")
     for name in ("Muon", "NorMuon", "Dion", "Dion2", "NorDion2"):
-        setattr(package, name, type(name, (Told,), {}))
-    graph.CudaGraphOptimizer = type("CudaGraphOptimizer", (Told,), {})  # type: ignore[attr-defined]
+        setattr(package, name, type(name, (PeerOptimizer,), {}))
+    graph.CudaGraphOptimizer = type("CudaGraphOptimizer", (PeerOptimizer,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dion", package)
     monkeypatch.setitem(sys.modules, "dion.cuda_graph", graph)
 

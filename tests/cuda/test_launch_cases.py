@@ -49,7 +49,7 @@ def test_classes_without_rows_by_hand_hold_there(environment: dict[str, str]) ->
         ("algorithm/test_cases.py", "adamw-hyperball or adamw-floor or adamw-row", 20),
     ],
 )
-def test_averages_and_held_norms_are_those_of_the_cpu(
+def test_averages_and_weight_norms_are_those_of_the_cpu(
     environment: dict[str, str], place: str, chosen: str, least: int
 ) -> None:
     passed, skipped = on_the_device(environment, chosen, place)

@@ -23,7 +23,7 @@ from .operations import OPERATIONS, names
 from .quantized import (
     MOST_QUANTIZED,
     QUANTIZED_THREADS,
-    Codes,
+    Quantized,
     Halves,
     Operand,
     Places,
@@ -152,7 +152,7 @@ def operands_of(
         own = (values.abs() if kind in "vV" else values).reshape(-1)[part]
         if kind in "mv":
             every = values.abs() if kind == "v" else values
-            made.append(Codes.of(every, kind == "m", block, part, tag, places))
+            made.append(Quantized.of(every, kind == "m", block, part, tag, places))
         elif kind == "w":
             made.append(Halves.weights(own, shift, len(made) + shift))
         elif kind in "MV" or (kind == "x" and plain != F64):
@@ -219,7 +219,7 @@ def check(
                 )
                 continue
             assert same(operand.values, want.values), f"{what}: other values"
-            if isinstance(operand, Codes) and isinstance(want, Codes):
+            if isinstance(operand, Quantized) and isinstance(want, Quantized):
                 assert same(operand.scales, want.scales), f"{what}: another scale"
 
 
@@ -318,10 +318,10 @@ def test_long_jobs_and_full_tables_are_cut_into_pieces(kernels: Emulated) -> Non
     check(kernels, "momentum_alone", "many", jobs)
 
 
-def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Codes, Tensor, Tensor]:
+def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Quantized, Tensor, Tensor]:
     """The 8-bit values of float32 rows, by the kernel and by the definition."""
     zeros = torch.zeros_like(x)
-    made = Codes.of(zeros, signed, 256, slice(0, x.numel()))
+    made = Quantized.of(zeros, signed, 256, slice(0, x.numel()))
     jobs: list[list[Operand]] = [[Plain.of(x, F32), made]]
     table, blocks = quantized_table("many", jobs, (1.0,), [(0.0, 0.0)])
     kernels.launch(
@@ -390,7 +390,7 @@ def test_random_bits_of_quantization_follow_whole_tensor_places(kernels: Emulate
                 part = slice(start, 1500)
                 values = torch.randn(6, 250) * 10.0 ** torch.empty(6, 250).uniform_(-8, 0)
                 values = values if signed else values.square()
-                made = Codes.of(values * 0.5, signed, 64, part, n + 17, Places(n, spans, start))
+                made = Quantized.of(values * 0.5, signed, 64, part, n + 17, Places(n, spans, start))
                 jobs.append([Plain.of(values.reshape(-1)[part], F32), made])
         check(kernels, "convert", "many", jobs)
 

@@ -95,7 +95,7 @@ def test_owner_sharded_8_bit_states_resume_on_fewer_ranks(
 
 @pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "AdamW", "SOAP"])
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
-def test_held_norms_of_one_layout_go_on_on_another(
+def test_weight_norms_of_one_layout_go_on_on_another(
     groups: Groups, tmp_path: Path, source: tuple[int, str], target: tuple[int, str], name: str
 ) -> None:
     keys: dict[str, Any] = {} if name in ("AdamW", "SOAP") else {"orth_dtype": "float64"}

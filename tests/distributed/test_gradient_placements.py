@@ -72,7 +72,7 @@ def test_gradients_that_do_not_fit_are_refused_on_all_ranks(two: Workers, case: 
         assert said.endswith("True")
 
 
-def test_sums_are_planned_once_and_travel_together(two: Workers) -> None:
+def test_sums_are_planned_once_and_sent_together(two: Workers) -> None:
     for transfers, plan, bound in two.run(placing.planned_sums, 50):
         assert transfers == 1
         assert "gradients not added up" in plan

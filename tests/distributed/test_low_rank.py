@@ -361,7 +361,7 @@ def test_resuming_across_a_refresh_is_bit_equal(name: str, cut_at: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(params, copies_, strict=True))
 
 
-def test_first_gradient_that_is_not_finite_takes_no_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFixture) -> None:
     param = nn.Parameter(gaussian((8, 6), 1))
     start = param.detach().clone()
     optimizer: Any = oxidion.GaLoreAdamW([param], rank=2, update_proj_gap=2, weight_decay=0.0)

@@ -151,7 +151,7 @@ def test_group_without_a_cpu_backend_is_refused_where_needed(groups: Groups) -> 
         assert states == ["exp_avg", "exp_avg_sq"]
 
 
-def test_ranks_of_which_one_alone_has_offloaded_all_raise(groups: Groups) -> None:
+def test_all_ranks_raise_if_only_one_has_offloaded(groups: Groups) -> None:
     for error, text, same, told in groups[2].run(offloaded.on_another_device):
         assert error == "PlanMismatch"
         assert "rank 0 has parameters on cpu; rank 1 has parameters on cuda" in text

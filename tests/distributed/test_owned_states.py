@@ -207,7 +207,7 @@ def test_a_refused_step_leaves_all_ranks_alike(groups: Groups, name: str) -> Non
     assert groups[4].run(owning.refused, name) == [[True, True]] * 4
 
 
-def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:
+def test_another_group_of_parameters_is_refused_with_advice(groups: Groups) -> None:
     groups[2].run(owning.more_parameters)
 
 

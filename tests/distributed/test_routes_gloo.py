@@ -53,7 +53,7 @@ def test_routes_end_alike_and_send_and_allocate_what_is_planned(
         check(found, routes)
 
 
-def test_axis_is_gathered_with_that_which_shards_its_rows_again(four: Workers) -> None:
+def test_axis_is_gathered_with_the_one_that_shards_its_rows(four: Workers) -> None:
     """As ``fully_shard`` does after tensor parallelism."""
     routes: list[Route] = ["keep", ("tp",)]
     for found in four.run(routed.train, {"fs": 2, "tp": 2}, routes, True, False):

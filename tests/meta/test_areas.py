@@ -101,7 +101,7 @@ def test_planted_faults_fit_the_sources_and_are_in_all_layers() -> None:
     ("passed", "reason", "green"),
     [(3, "no libtorch", True), (1, "no libtorch", False), (1, areas.NO_DEVICE, True)],
 )
-def test_part_of_which_most_was_skipped_differs_from_then_on(
+def test_part_that_was_mostly_skipped_differs_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: int, reason: str, green: bool
 ) -> None:
     monkeypatch.setattr(areas, "LOCK", tmp_path / "areas.lock")

@@ -84,7 +84,7 @@ mod tests {
     use crate::tensor::test_views::{view, view_mut};
 
     #[test]
-    fn copy_rectangle_lands_in_its_place() {
+    fn copy_rectangle_lands_where_it_belongs() {
         let from = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
         let to = Tensor::zeros([3, 4], (tch::Kind::Float, tch::Device::Cpu));
         let (source, target) = (view(&from).matrix(0, [2, 2], 2), view_mut(&to).into_matrix(5, [2, 2], 4));

@@ -57,7 +57,7 @@ impl<'p> Args<'p> {
                 run.release_parts(at);
             }
         }
-        let value = |at: usize| run.done[at].clone().ok_or_else(no_number);
+        let value = |at: usize| run.done[at].clone().ok_or_else(not_computed);
         let updated = self.pass.declared.operands.iter().zip(&tape.updated).zip(operands);
         let updated =
             updated.map(|((operand, at), old)| if operand.writes { value(*at) } else { Ok(old.clone()) });
@@ -128,7 +128,7 @@ impl Run<'_> {
         };
         match flag {
             Scalar(x) => Ok(Some(x != 0.0)),
-            _ => Err(no_number()),
+            _ => Err(not_computed()),
         }
     }
 
@@ -222,6 +222,6 @@ pub(super) fn as_stored(x: &Value, dtype: DType) -> Value {
     }
 }
 
-fn no_number() -> Error {
+fn not_computed() -> Error {
     Error::Internal("a number of a formula that was not computed".into())
 }

@@ -48,37 +48,37 @@ fn quantized(dtype: DType, numbers: &[f64], width: usize, block: usize) -> Vec<f
 }
 
 /// Quantized rows, with memory for their scales.
-struct Codes {
-    codes: Memory,
+struct QuantizedRows {
+    rows: Memory,
     scales: Memory,
     width: usize,
     block: usize,
 }
 
-impl Codes {
+impl QuantizedRows {
     fn new(dtype: DType, len: usize, width: usize, block: usize) -> Self {
         let count = len.div_ceil(width) * width.div_ceil(block);
-        let (codes, scales) = (Memory::of(dtype, &vec![0.0; len]), Memory::of(DType::F32, &vec![0.0; count]));
-        Self { codes, scales, width, block }
+        let (rows, scales) = (Memory::of(dtype, &vec![0.0; len]), Memory::of(DType::F32, &vec![0.0; count]));
+        Self { rows, scales, width, block }
     }
 
     /// Runs `work` on the quantized values. Nothing else uses them or their scales meanwhile.
     fn with<R>(&mut self, work: impl FnOnce(FlatViewMut<'_>) -> R) -> R {
         let Self { width, block, .. } = *self;
         let encoding = Encoding::Blocks(Blocks { scales: self.scales.ptr(), width, block, rounding: None });
-        work(self.codes.encoded(&encoding))
+        work(self.rows.encoded(&encoding))
     }
 
     fn numbers(&mut self) -> Vec<f64> {
         // Nothing was written around the scales.
         assert!(self.scales.numbers().iter().all(|scale| *scale >= 0.0));
-        self.with(|codes| decode(&codes.view()))
+        self.with(|rows| decode(&rows.view()))
     }
 }
 
-fn decode(codes: &FlatView<'_>) -> Vec<f64> {
-    let mut out = Memory::new(DType::F32, codes.len());
-    run(&Convert { factor: 1.0 }, &mut [Job { read: [*codes], write: [out.view_mut()] }]).unwrap();
+fn decode(rows: &FlatView<'_>) -> Vec<f64> {
+    let mut out = Memory::new(DType::F32, rows.len());
+    run(&Convert { factor: 1.0 }, &mut [Job { read: [*rows], write: [out.view_mut()] }]).unwrap();
     out.numbers()
 }
 
@@ -87,9 +87,9 @@ fn encode(from: FlatView<'_>, to: FlatViewMut<'_>) {
 }
 
 /// Takes parts off a view whose ends are ends of blocks.
-fn parts<'a>(mut codes: FlatViewMut<'a>, lengths: &[usize]) -> Vec<FlatViewMut<'a>> {
-    let parts = lengths.iter().map(|length| codes.take_first(*length)).collect();
-    assert!(codes.is_empty());
+fn parts<'a>(mut rows: FlatViewMut<'a>, lengths: &[usize]) -> Vec<FlatViewMut<'a>> {
+    let parts = lengths.iter().map(|length| rows.take_first(*length)).collect();
+    assert!(rows.is_empty());
     parts
 }
 
@@ -109,22 +109,22 @@ fn blocks_are_stored_by_several_threads_and_read_again() {
     with_threads(&[1, 3], |_| {
         for dtype in [DType::Q8, DType::UQ8] {
             let numbers = Memory::of(DType::F32, &magnitudes(dtype, LEN, 1));
-            let mut codes = Codes::new(dtype, LEN, WIDTH, BLOCK);
-            codes.with(|codes| {
+            let mut rows = QuantizedRows::new(dtype, LEN, WIDTH, BLOCK);
+            rows.with(|rows| {
                 // Rows end amid these lengths: blocks of 8, 8, 3, and so on.
-                let mut parts = parts(codes, &[8, 11, 16, 3, 8, 11]);
-                threads::chunks(&mut parts, 1, |part, codes| {
+                let mut parts = parts(rows, &[8, 11, 16, 3, 8, 11]);
+                threads::chunks(&mut parts, 1, |part, rows| {
                     let start = [0, 8, 19, 35, 38, 46][part];
-                    let from = numbers.view().part(start, codes[0].len());
-                    encode(from, codes[0].reborrow());
-                    assert_eq!(decode(&codes[0].view()).len(), codes[0].len());
+                    let from = numbers.view().part(start, rows[0].len());
+                    encode(from, rows[0].reborrow());
+                    assert_eq!(decode(&rows[0].view()).len(), rows[0].len());
                 });
             });
-            let (found, numbers) = (codes.numbers(), numbers.numbers());
+            let (found, numbers) = (rows.numbers(), numbers.numbers());
             let blocks = numbers.chunks(WIDTH).flat_map(|row| row.chunks(BLOCK));
             let scales: Vec<f64> =
                 blocks.map(|block| block.iter().fold(0.0, |most, x| x.abs().max(most))).collect();
-            assert_eq!(codes.scales.numbers(), scales);
+            assert_eq!(rows.scales.numbers(), scales);
             let expected = quantized(dtype, &numbers, WIDTH, BLOCK);
             assert_within(&found, &expected, 1e-7, "decoded");
             assert!(found.iter().filter(|x| **x != 0.0).count() > LEN / 2);
@@ -134,9 +134,9 @@ fn blocks_are_stored_by_several_threads_and_read_again() {
 
 #[test]
 fn blocks_are_written_in_place_with_their_scales() {
-    let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
-    codes.with(|mut codes| {
-        let mut quantized = codes.quantized().unwrap();
+    let mut rows = QuantizedRows::new(DType::Q8, LEN, WIDTH, BLOCK);
+    rows.with(|mut rows| {
+        let mut quantized = rows.quantized().unwrap();
         assert_eq!(quantized.len(), LEN);
         for at in [0, 16, 19, 54] {
             let (bytes, scale) = quantized.block(at).unwrap();
@@ -146,8 +146,8 @@ fn blocks_are_written_in_place_with_their_scales() {
         // No beginning of a block.
         assert!(quantized.block(1).is_none() && quantized.block(18).is_none());
     });
-    let found = codes.numbers();
-    let bits = codes.codes.bits();
+    let found = rows.numbers();
+    let bits = rows.rows.bits();
     for (at, (x, code)) in found.iter().zip(bits).enumerate() {
         let expected = match at {
             0..8 => 1.0,
@@ -162,12 +162,12 @@ fn blocks_are_written_in_place_with_their_scales() {
 
 #[test]
 fn a_part_of_a_block_is_read_and_not_written() {
-    let mut codes = Codes::new(DType::UQ8, LEN, WIDTH, BLOCK);
+    let mut rows = QuantizedRows::new(DType::UQ8, LEN, WIDTH, BLOCK);
     let numbers = Memory::of(DType::F32, &magnitudes(DType::UQ8, LEN, 2));
-    codes.with(|codes| encode(numbers.view(), codes));
-    let all = codes.numbers();
-    codes.with(|codes| {
-        let (mut low, mut high) = codes.split_at(21);
+    rows.with(|rows| encode(numbers.view(), rows));
+    let all = rows.numbers();
+    rows.with(|rows| {
+        let (mut low, mut high) = rows.split_at(21);
         assert!(low.quantized().unwrap().block(19).is_none());
         assert!(high.quantized().unwrap().block(0).is_none());
         // Both hold a part of one block, and read its scale.
@@ -182,11 +182,11 @@ fn a_part_of_a_block_is_read_and_not_written() {
 
 #[test]
 fn quantized_values_need_an_encoding_and_a_scale() {
-    let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
-    assert!(decode(&codes.codes.view()).iter().all(|x| x.is_nan()));
-    let scales = codes.scales.ptr().carve(0, 2, DType::F32).unwrap();
+    let mut rows = QuantizedRows::new(DType::Q8, LEN, WIDTH, BLOCK);
+    assert!(decode(&rows.rows.view()).iter().all(|x| x.is_nan()));
+    let scales = rows.scales.ptr().carve(0, 2, DType::F32).unwrap();
     let encoding = Encoding::Blocks(Blocks { scales, width: WIDTH, block: BLOCK, rounding: None });
-    let found = decode(&codes.codes.encoded(&encoding).view());
+    let found = decode(&rows.rows.encoded(&encoding).view());
     assert!(found[..16].iter().all(|x| *x == 0.0));
     assert!(found[16..].iter().all(|x| x.is_nan()));
 }
@@ -196,15 +196,15 @@ fn momentum_is_quantized() {
     let (mu, grad_factor) = (0.75, 0.5);
     let old = quantized(DType::Q8, &magnitudes(DType::Q8, LEN, 3), WIDTH, BLOCK);
     for (dtype, nesterov) in [(DType::F32, false), (DType::BF16, true), (DType::F64, true)] {
-        let mut codes = Codes::new(DType::Q8, LEN, WIDTH, BLOCK);
+        let mut rows = QuantizedRows::new(DType::Q8, LEN, WIDTH, BLOCK);
         let old = Memory::of(DType::F32, &old);
-        codes.with(|codes| encode(old.view(), codes));
-        let before = codes.numbers();
+        rows.with(|rows| encode(old.view(), rows));
+        let before = rows.numbers();
         let (g, mut u) = (Memory::random(dtype, LEN, 4), Memory::new(DType::F32, LEN));
         let pass = Momentum { mu, grad_factor, nesterov };
-        codes.with(|codes| {
+        rows.with(|rows| {
             // Cut where a block ends, and rows do not.
-            let (first, last) = codes.split_at(27);
+            let (first, last) = rows.split_at(27);
             let (u_first, u_last) = u.view_mut().split_at(27);
             let jobs = [(first, u_first, 0), (last, u_last, 27)];
             let mut jobs = jobs.map(|(m, u, start)| {
@@ -219,7 +219,7 @@ fn momentum_is_quantized() {
         let expected: Vec<f64> = new.iter().zip(&g).map(along).collect();
         assert_near(&u, &expected, "update");
         // Next to the middle of two entries float32 may find the other one: a step of the book is below a twentieth.
-        let found = codes.numbers();
+        let found = rows.numbers();
         let stored = quantized(DType::Q8, &new, WIDTH, BLOCK);
         let off = found.iter().zip(&stored).filter(|(a, b)| (*a - *b).abs() > 1e-6).count();
         assert!(off <= 1, "{off} of {LEN}");
@@ -230,7 +230,7 @@ fn momentum_is_quantized() {
 #[test]
 fn both_moments_of_adamw_are_quantized() {
     let len = 40;
-    let [mut m, mut v] = [DType::Q8, DType::UQ8].map(|dtype| Codes::new(dtype, len, len, 16));
+    let [mut m, mut v] = [DType::Q8, DType::UQ8].map(|dtype| QuantizedRows::new(dtype, len, len, 16));
     let (mut x, g) = (Memory::random(DType::BF16, len, 5), Memory::random(DType::F32, len, 6));
     let start = x.numbers();
     let pass = AdamW {
