@@ -231,7 +231,7 @@ impl<'a> Pass<'a> {
     }
 
     /// The same with factors of each job's own that the device left.
-    pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView<'static>]> + ?Sized)) -> Self {
+    pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView<'a>]> + ?Sized)) -> Self {
         Self { live: live.as_ref(), ..self }
     }
 

@@ -260,24 +260,38 @@ impl Iteration<'_> {
         let (group, alone) = self.together([b, m, n], dtype, scratch);
         // Kernels of symmetric products want the short side's rows to be contiguous.
         let turned = m > n && has_symmetric_product(kind, n)?;
+        // Every product with X changes its place. They begin where they end in scratch, from where they are turned back.
+        let products_with_x = self.restarts.map_or(steps.len(), |restarts| restarts.len() + 1);
+        let begins_in_scratch = turned && products_with_x % 2 == 0;
         let compute = |iteration: &Iteration<'_>, part: &Tensor, home: &mut Tensor| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
             let mut products = Library::new(part, squares, scratch, alone)?;
+            if begins_in_scratch {
+                products.swap();
+            }
             iteration.iterate(&mut products, &steps, start)?;
             products.finish(home, turned)
         };
         for first in (0..b).step_by(to_usize(group).max(1)) {
             let g = group.min(b - first);
             let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
-            let known = self.known_squares([first, g].map(to_usize))?;
-            let divisor = Divisor { factor, epsilon: self.epsilon, start: scale, squares: known.as_ref() };
+            let own = [first, first + g].map(to_usize);
+            let squares = self.squares.and_then(|all| all.get(own[0]..own[1]));
+            let divisor = Divisor { factor, epsilon: self.epsilon, start: scale, squares };
             // The memory of the matrices, in the type of the products.
             let mut inner = part_gmn.f_view_dtype(kind)?;
             if turned {
+                let spare = scratch.f_narrow(0, 0, g * m * n)?;
+                let (mut divided_gmn, mut turned_gnm) = if begins_in_scratch {
+                    (inner.f_alias()?, spare.f_view([g, n, m])?)
+                } else {
+                    (spare.f_view([g, m, n])?, inner.f_view([g, n, m])?)
+                };
+                normalize(&part_gmn, &mut divided_gmn, divisor, scratch)?;
+                turned_gnm.f_copy_(&divided_gmn.f_transpose(1, 2)?)?;
                 inner = inner.f_view([g, n, m])?;
-                normalize(&part_gmn, &mut inner.f_transpose(1, 2)?, true, divisor, scratch)?;
             } else {
-                normalize(&part_gmn, &mut inner, false, divisor, scratch)?;
+                normalize(&part_gmn, &mut inner, divisor, scratch)?;
             }
             if !guarded {
                 compute(self, &inner, &mut part_gmn)?;
@@ -301,16 +315,6 @@ impl Iteration<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The squares of some matrices, `[count, 1, 1]`, where they are known.
-    fn known_squares(&self, [first, count]: [usize; 2]) -> Result<Option<Tensor>> {
-        let Some(squares) = self.squares.and_then(|all| all.get(first..first + count)) else {
-            return Ok(None);
-        };
-        let each = squares.iter().map(|one| one.tensor(&[1, 1, 1])).collect::<Result<Vec<_>>>()?;
-        let each: Vec<&Tensor> = each.iter().map(|one| &**one).collect();
-        Ok(Some(Tensor::f_cat(&each, 0)?))
     }
 
     fn standard(&self) -> Self {

@@ -6,7 +6,8 @@ use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number, product};
 use super::views;
 use crate::error::{Error, Result};
-use crate::kernels::{on_device, squares_of_parts, symmetric_product};
+use crate::kernels::{divide_parts, on_device, squares_of_parts, symmetric_product};
+use crate::tensor::FlatView;
 
 /// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.
 pub(super) const SPREAD_FROM: usize = 1 << 23;
@@ -126,7 +127,8 @@ impl Library {
         symmetric_product(&self.square(out)?, [&self.square(a)?, &self.square(b)?], &add, scalars)
     }
 
-    fn swap(&mut self) {
+    /// Takes what is in scratch for the matrices.
+    pub(super) fn swap(&mut self) {
         std::mem::swap(&mut self.current, &mut self.next);
         self.swapped = !self.swapped;
     }
@@ -274,13 +276,26 @@ pub(super) struct Divisor<'a> {
     pub(super) factor: f64,
     pub(super) epsilon: f64,
     pub(super) start: f64,
-    /// The squares of the norms, float64 `[g, 1, 1]`, where they are known.
-    pub(super) squares: Option<&'a Tensor>,
+    /// The squares of the norms, a float64 number of each matrix, where they are known.
+    pub(super) squares: Option<&'a [FlatView<'a>]>,
 }
 
 impl Divisor<'_> {
+    /// Divides matrices of a device in one launch; false, with nothing done, where no kernel is in use.
+    fn divide_there(&self, x_gmn: &Tensor, to_gmn: &Tensor) -> Result<bool> {
+        let count = usize::try_from(x_gmn.size3()?.0).unwrap_or(0);
+        let scalars = [self.factor, self.epsilon].map(|scalar| scalar * self.start);
+        divide_parts([&views::read(x_gmn)?, &views::read(to_gmn)?], count, self.squares, scalars)
+    }
+
     fn inverse(&self, x_gmn: &Tensor) -> Result<Tensor> {
-        let norm_g11 = self.squares.map_or_else(|| norms(x_gmn), |squares| Ok(squares.f_sqrt()?))?;
+        let norm_g11 = if let Some(squares) = self.squares {
+            let each = squares.iter().map(|one| one.tensor(&[1, 1, 1])).collect::<Result<Vec<_>>>()?;
+            let each: Vec<&Tensor> = each.iter().map(|one| &**one).collect();
+            Tensor::f_cat(&each, 0)?.f_sqrt()?
+        } else {
+            norms(x_gmn)?
+        };
         // The smallest divisor keeps a zero matrix zero when epsilon is zero. NaN stays NaN.
         let divisor_g11 = norm_g11.f_mul_scalar(self.factor * self.start)?;
         let divisor_g11 = divisor_g11.f_add_scalar(self.epsilon * self.start)?.f_clamp_min(1e-37)?;
@@ -288,26 +303,23 @@ impl Divisor<'_> {
     }
 }
 
-/// `to <- X / divisor`, with one rounding to the dtype of `to`, which is the memory of `X`: where `turns`, in a 16-bit type,
-/// in another order. `scratch` is of the dtype of `to`.
+/// `to <- X / divisor`, with one rounding to the dtype of `to`, which may be the memory of `X`. `scratch` is of the dtype of
+/// `to`.
 pub(super) fn normalize(
     x_gmn: &Tensor,
     to_gmn: &mut Tensor,
-    turns: bool,
     divisor: Divisor<'_>,
     scratch: &Tensor,
 ) -> Result<()> {
-    let elements = i64::try_from(x_gmn.numel()).unwrap_or(0);
+    if on_device() && divisor.divide_there(x_gmn, to_gmn)? {
+        return Ok(());
+    }
     let inverse_g11 = divisor.inverse(x_gmn)?;
-    let is_narrow = matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16);
-    if !is_narrow || (on_device() && !turns) {
+    if on_device() || !matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16) {
         let _ = x_gmn.f_mul_out(to_gmn, &inverse_g11)?;
-    } else if on_device() {
-        let scaled_gmn = scratch.f_narrow(0, 0, elements)?.f_view(x_gmn.size().as_slice())?;
-        let _ = x_gmn.f_mul_out(&scaled_gmn, &inverse_g11)?;
-        to_gmn.f_copy_(&scaled_gmn)?;
     } else {
         // Both types in one product would take copies that libtorch makes.
+        let elements = i64::try_from(x_gmn.numel()).unwrap_or(0);
         let wide = scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?;
         let mut wide_gmn = wide.f_view(x_gmn.size().as_slice())?;
         wide_gmn.f_copy_(x_gmn)?;

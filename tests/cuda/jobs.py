@@ -215,6 +215,10 @@ def _scaled(x: Values, s: SimpleNamespace) -> None:
     w.copy_(moved * (radius / norm if s.spherical else 1.0))
 
 
+def _divided(x: Values, s: SimpleNamespace) -> None:
+    x[1].copy_(x[0] / max(s.factor * s.live[0] ** 0.5 + s.epsilon, 1e-37))
+
+
 def _average(x: Values, s: SimpleNamespace) -> None:
     x[1].copy_((1 - s.share) * x[1] + s.share * x[0])
 
@@ -256,7 +260,7 @@ def _lamb_along(x: Values, s: SimpleNamespace) -> None:
 
 
 #: Arguments of each operation; several where a number is another: names with their values in turn.
-TOLD: dict[str, list[dict[str, float]]] = {
+ARGUMENTS: dict[str, list[dict[str, float]]] = {
     "count": [{}],
     "momentum": [
         {"mu": 0.9, "grad_factor": 0.5, "nesterov": 1},
@@ -274,26 +278,27 @@ TOLD: dict[str, list[dict[str, float]]] = {
     "decay": [{"decay": 0.1}],
 }
 ADAM = {"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "decay": 0.03, "grad_factor": 0.5}
-TOLD["adamw"] = [{**ADAM, "cautious": cautious, "late": late} for cautious in (0, 1) for late in (0, 1)]
-TOLD["adamw_largest"] = TOLD["adamw"][:1]
+ARGUMENTS["adamw"] = [{**ADAM, "cautious": cautious, "late": late} for cautious in (0, 1) for late in (0, 1)]
+ARGUMENTS["adamw_largest"] = ARGUMENTS["adamw"][:1]
 LION = {"beta1": 0.9, "beta2": 0.95, "lr": 0.02, "decay": 0.1}
-TOLD["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious": 1, "grad_factor": -1}]
-TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
-TOLD["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
-TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2}]
-TOLD["temper_to"] = [{**TOLD["temper"][0], "power": power} for power in (0.25, 0.0)]
-TOLD["scaled"] = [
+ARGUMENTS["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious": 1, "grad_factor": -1}]
+ARGUMENTS["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
+ARGUMENTS["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
+ARGUMENTS["temper"] = [{"beta2": 0.9, "least": 1e-2}]
+ARGUMENTS["temper_to"] = [{**ARGUMENTS["temper"][0], "power": power} for power in (0.25, 0.0)]
+ARGUMENTS["scaled"] = [
     {"rate": 0.3, "decay": 0.1, "cautious": cautious, "late": late, "spherical": spherical}
     for cautious in (0, 1)
     for late in (0, 1)
     for spherical in (0, 1)
 ]
-TOLD["average"] = [{"share": share} for share in (0.25, 1.0)]
-TOLD["schedule_free_begin"] = [{"beta": 0.75, "decay": decay} for decay in (0.0, 0.1)]
-TOLD["schedule_free_end"] = [{"beta": 0.75, "share": share} for share in (0.25, 1.0)]
+ARGUMENTS["divided"] = [{"factor": 0.7, "epsilon": 0.1}]
+ARGUMENTS["average"] = [{"share": share} for share in (0.25, 1.0)]
+ARGUMENTS["schedule_free_begin"] = [{"beta": 0.75, "decay": decay} for decay in (0.0, 0.1)]
+ARGUMENTS["schedule_free_end"] = [{"beta": 0.75, "share": share} for share in (0.25, 1.0)]
 LAMB_VALUES = {"beta1": 0.9, "blend": 0.1, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.03}
-TOLD["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
-TOLD["lamb_along"] = TOLD["lamb"][:1]
+ARGUMENTS["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
+ARGUMENTS["lamb_along"] = ARGUMENTS["lamb"][:1]
 
 #: Corrections of m and of the root of v, factor of the gradient, rate.
 LIVE_LAMB = (1.3, 1.2, 0.5, 0.1)
@@ -317,6 +322,7 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "temper": _temper,
     "temper_to": _temper,
     "scaled": _scaled,
+    "divided": _divided,
     "average": _average,
     "schedule_free_begin": _schedule_free_begin,
     "schedule_free_end": _schedule_free_end,
@@ -330,13 +336,14 @@ FACTORS: dict[str, tuple[tuple[float, float], tuple[float, ...], bool]] = {
     "direction": ((0.3, 1.4), (), False),
     "whiten": ((0.3, 1.0), (), False),
     "scaled": ((0.0, 0.0), LIVE_SCALED, False),
+    "divided": ((0.0, 0.0), (9.0,), False),
     "lamb": ((0.0, 0.0), LIVE_LAMB, False),
     "lamb_along": ((0.0, 0.0), LIVE_LAMB, False),
 }
 
 #: By the name of the kernel, without what says how many jobs it takes.
 PASSES: dict[str, list[Pass]] = {
-    name: [Pass(name, equation, values, *FACTORS.get(name, ())) for values in TOLD[name]]
+    name: [Pass(name, equation, values, *FACTORS.get(name, ())) for values in ARGUMENTS[name]]
     for name, equation in EQUATIONS.items()
 }
 LAMB = PASSES["lamb"][0].scalars

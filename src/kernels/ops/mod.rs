@@ -13,6 +13,7 @@ pub(in crate::kernels) mod convert;
 pub(in crate::kernels) mod declare;
 pub(in crate::kernels) mod decode;
 pub(in crate::kernels) mod direction;
+pub(in crate::kernels) mod divided;
 pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
 pub(in crate::kernels) mod finite;
@@ -66,6 +67,7 @@ const PASSES: &[Declared] = &[
     average::DECLARED,
     convert::DECLARED,
     direction::DECLARED,
+    divided::DECLARED,
     factored::DECLARED,
     lamb::DECLARED,
     means::DECLARED,

@@ -45,6 +45,11 @@ impl Formula<1, 1, 0, 1> for SumOfSquares {
 /// # Errors
 /// As [`crate::kernels::run`].
 pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
+    Ok(squares_there(x, count)?.0)
+}
+
+/// The same with a view of them.
+pub(in crate::kernels) fn squares_there(x: &FlatView, count: usize) -> Result<(Tensor, FlatView<'static>)> {
     let (squares, sums) = backend::scratch(count, DType::F64, x.device())?;
     let each = x.len() / count.max(1);
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
@@ -56,5 +61,5 @@ pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
         &jobs,
         &places,
     )?;
-    Ok(squares)
+    Ok((squares, sums))
 }

@@ -7,23 +7,27 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
+use super::Outcome;
 use super::pack::panel;
-use super::tiled::{CHUNK, Sums};
+use super::tiled::Sums;
 use super::tiles::Bf16Avx512;
-use super::transpose::mirror_bf16;
-use super::types::{Call, Mirror, Rows, Tile};
+use super::transpose::{mirror_bf16, narrow_bf16};
+use super::types::{Call, Mirror, Rows, Tile, WIDEST};
 
 /// Rows and columns of a tile: two by two registers of 16 x 16 sums.
 const SIDE: usize = 32;
 /// Elements along the inner dimension in a register.
 const DEPTH: usize = 32;
+/// Bytes of a line of the caches.
+const LINE: usize = 64;
 /// Steps along the inner dimension between which the sums of a task go through memory.
 ///
-/// A step multiplies for 64 cycles and reads 2 KiB of rows and 2 KiB of columns. A whole inner dimension of both does not fit
-/// into the first-level cache: its 64 bytes a cycle would come from the second level, which gives 48, and those of the rows
-/// from the third, which gives about 10. Two panels of columns and one of rows in parts of six steps take 36 of 48 KiB, and
-/// the sums 8: then 36 bytes a cycle come from the second level and at most 16 from the third.
-const PART: usize = 6;
+/// A step multiplies for 64 cycles and reads 2 KiB of rows and 2 KiB of columns; a Xeon has 64 bytes a cycle of its
+/// second-level cache and 15 of the third. In parts of eight steps a panel of columns takes 16 KiB and stays in the
+/// first-level cache while the panels of rows pass, which come from the second level with 32 bytes a cycle. All panels of a
+/// part of a task take 256 KiB and are used eight times: 8 bytes a cycle come from the third level, and are asked for ahead.
+/// The sums take 256 KiB.
+const PART: usize = 8;
 
 thread_local! {
     // Sums of a task. The thread keeps the buffer, so that its pages are reused.
@@ -59,7 +63,7 @@ pub(super) fn is_usable() -> bool {
 /// Tests whether the system saves the tile registers when it switches threads.
 fn are_saved() -> bool {
     const TILES: u64 = 3 << 17;
-    std::arch::is_x86_feature_detected!("avx512bw") && {
+    std::arch::is_x86_feature_detected!("avx512bf16") && {
         // SAFETY: a CPU with AVX has the instruction, and systems that save its registers have switched it on.
         unsafe { xgetbv() & TILES == TILES }
     }
@@ -116,7 +120,9 @@ pub(super) fn multiplies() -> bool {
     // SAFETY: CPU, system and permission were asked for; the panels have one step and the sums are a tile.
     unsafe {
         configure();
-        (0..2).for_each(|i| multiply(i > 0, 1, panels[0].as_ptr(), panels[1].as_ptr(), sums.as_mut_ptr()));
+        let panels = panels.each_ref().map(|panel| panel.as_ptr());
+        let ahead = Ahead::only(panels[1]);
+        (0..2).for_each(|i| multiply(i > 0, 1, panels, &ahead, sums.as_mut_ptr()));
         release();
     }
     (0..SIDE * SIDE).all(|at| {
@@ -151,7 +157,7 @@ impl Tile for Bf16Amx {
     const ROWS: usize = SIDE;
     const COLS: usize = SIDE;
     const DEPTH: usize = DEPTH;
-    const ABREAST: usize = 2;
+    const BLOCK: [usize; 2] = [8, 8];
     const TRANSPOSES: bool = true;
 
     /// # Safety
@@ -159,12 +165,12 @@ impl Tile for Bf16Amx {
     #[inline]
     unsafe fn multiply(steps: usize, a: *const bf16, b: *const bf16, out: *mut f32) {
         // SAFETY: the caller's.
-        unsafe { multiply(false, steps, a, b, out) };
+        unsafe { multiply(false, steps, [a, b], &Ahead::only(b), out) };
     }
 
     /// # Safety
     /// As the trait says.
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
     unsafe fn pack(left: bool, x: &Rows<bf16>, start: usize, range: [usize; 2], to: *mut bf16) {
         let whole = x.inner.next_multiple_of(DEPTH);
         // SAFETY: the caller's: the panel has `SIDE * whole` elements, `range` is inside the rows.
@@ -184,7 +190,16 @@ impl Tile for Bf16Amx {
 
     /// # Safety
     /// As the trait says.
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn narrow_row(wide: &[f32; WIDEST], to: &mut [bf16; WIDEST]) {
+        // SAFETY: the caller's.
+        unsafe { narrow_bf16(wide, to) };
+    }
+
+    /// # Safety
+    /// As the trait says.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
     unsafe fn mirror(sums: *const f32, to: &Mirror, out: *mut bf16) {
         for top in (0..to.rows).step_by(16) {
             let part = Mirror { rows: (to.rows - top).min(16), below: to.below - top.cast_signed(), ..*to };
@@ -195,7 +210,7 @@ impl Tile for Bf16Amx {
 
     /// # Safety
     /// As the trait says.
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
     unsafe fn task(call: &Call<'_, bf16>, task: usize) {
         // SAFETY: the caller's; [`is_usable`] asked for the permission before there was a kernel.
         unsafe {
@@ -206,13 +221,28 @@ impl Tile for Bf16Amx {
     }
 }
 
-/// Multiplies panels as [`Tile::multiply`] does, and adds to the sums that are in `out` if there are `more`.
+/// Memory that a product of panels asks to come into the second-level cache: by each step 256 bytes at the first place, and
+/// four lines, `stride` bytes apart, at each of the other two.
+struct Ahead {
+    whole: *const bf16,
+    lines: [*const bf16; 2],
+    stride: usize,
+}
+
+impl Ahead {
+    fn only(place: *const bf16) -> Self {
+        Self { whole: place, lines: [place; 2], stride: LINE }
+    }
+}
+
+/// Multiplies panels `a` and `b` as [`Tile::multiply`] does, and adds to the sums that are in `out` if there are `more`.
 ///
 /// # Safety
 /// As there, with registers that [`configure`] gave their shapes.
 #[inline]
-unsafe fn multiply(more: bool, steps: usize, a: *const bf16, b: *const bf16, out: *mut f32) {
-    // SAFETY: the caller's. A step reads 32 rows of 64 bytes, and 16 rows of 128 bytes; a row of sums has 128.
+unsafe fn multiply(more: bool, steps: usize, [a, b]: [*const bf16; 2], ahead: &Ahead, out: *mut f32) {
+    // SAFETY: the caller's. A step reads 32 rows of 64 bytes, and 16 rows of 128 bytes; a row of sums has 128. What is asked for
+    // ahead need not be there.
     unsafe {
         asm!(
             "test {more}, {more}",
@@ -239,6 +269,23 @@ unsafe fn multiply(more: bool, steps: usize, a: *const bf16, b: *const bf16, out
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            "prefetcht1 [{whole}]",
+            "prefetcht1 [{whole} + 64]",
+            "prefetcht1 [{whole} + 128]",
+            "prefetcht1 [{whole} + 192]",
+            "prefetcht1 [{first}]",
+            "prefetcht1 [{first} + {stride}]",
+            "lea {first}, [{first} + 2 * {stride}]",
+            "prefetcht1 [{first}]",
+            "prefetcht1 [{first} + {stride}]",
+            "lea {first}, [{first} + 2 * {stride}]",
+            "prefetcht1 [{second}]",
+            "prefetcht1 [{second} + {stride}]",
+            "lea {second}, [{second} + 2 * {stride}]",
+            "prefetcht1 [{second}]",
+            "prefetcht1 [{second} + {stride}]",
+            "lea {second}, [{second} + 2 * {stride}]",
+            "add {whole}, 256",
             "add {a}, 2048",
             "add {b}, 2048",
             "dec {steps}",
@@ -252,6 +299,10 @@ unsafe fn multiply(more: bool, steps: usize, a: *const bf16, b: *const bf16, out
             steps = inout(reg) steps => _,
             a = inout(reg) a => _,
             b = inout(reg) b => _,
+            whole = inout(reg) ahead.whole => _,
+            first = inout(reg) ahead.lines[0] => _,
+            second = inout(reg) ahead.lines[1] => _,
+            stride = in(reg) ahead.stride,
             out = in(reg) out,
             row = in(reg) 64_usize,
             pair = in(reg) 128_usize,
@@ -262,39 +313,61 @@ unsafe fn multiply(more: bool, steps: usize, a: *const bf16, b: *const bf16, out
     }
 }
 
-/// Multiplies the panels of a task, a part of the inner dimension after the other.
+/// Multiplies the panels of a task, a part of the inner dimension after the other. While a panel of columns is multiplied
+/// with all rows the next one is asked for, with a share of the rows of the next part, in the last part of the rows of the
+/// result.
 ///
 /// # Safety
 /// As [`Call::task`], with registers that [`configure`] gave their shapes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
 unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
     let [rows, columns] = call.panels::<Bf16Amx>(task);
     let steps = call.steps::<Bf16Amx>();
     let parts = steps.div_ceil(PART).max(1);
     let length = steps.div_ceil(parts).max(1);
+    let panel = |first: *const bf16, number: usize, step: usize| {
+        first.wrapping_add((number * steps + step) * SIDE * DEPTH)
+    };
+    let result = |row: usize, column: usize| {
+        call.out.cast_const().wrapping_add(row * SIDE * call.stride + column * SIDE)
+    };
+    let share = |k: usize, of: usize| k * length * SIDE * DEPTH / of;
     let mut sums = SUMS.take();
-    sums.resize_with(Bf16Amx::ABREAST * CHUNK, || Sums([0.0; SIDE * SIDE]));
+    if sums.len() < rows.len() * columns.len() {
+        sums.resize_with(rows.len() * columns.len(), || Sums([0.0; SIDE * SIDE]));
+    }
     for part in 0..parts {
-        let begin = part * length;
+        let (begin, is_last) = (part * length, part + 1 == parts);
         let count = length.min(steps.saturating_sub(begin));
-        for row in rows.clone() {
-            for column in columns.clone().filter(|column| row >= call.first::<Bf16Amx>(*column)) {
+        let next = if is_last { 0 } else { begin + length };
+        for column in columns.clone() {
+            let (column_ahead, step_ahead) =
+                if column + 1 < columns.end { (column + 1, begin) } else { (columns.start, next) };
+            for row in rows.clone().filter(|row| *row >= call.first::<Bf16Amx>(column)) {
+                let [i, j] = [row - rows.start, column - columns.start];
+                let panels = [panel(call.left, row, begin), panel(call.right, column, begin)];
+                let whole = panel(call.right, column_ahead, step_ahead).wrapping_add(share(i, rows.len()));
                 // Sums that need not be kept lie in one place, which stays in the first-level cache.
-                let at = (row - rows.start) * Bf16Amx::ABREAST + column - columns.start;
-                let sums = &mut sums[if parts == 1 { 0 } else { at }];
+                let sums = &mut sums[if parts == 1 { 0 } else { i * columns.len() + j }];
                 let place = sums.0.as_mut_ptr();
-                // SAFETY: the panels are there, and have the steps; the first part writes the sums.
+                if !is_last {
+                    let rows_ahead = panel(call.left, row, next).wrapping_add(share(j, columns.len()));
+                    let ahead = Ahead { whole, lines: [rows_ahead; 2], stride: LINE };
+                    // SAFETY: the panels are there, and have the steps; the first part writes the sums.
+                    unsafe { multiply(part > 0, count, panels, &ahead, place) };
+                    continue;
+                }
+                let lines = match call.outcome {
+                    Outcome::General => [result(row, column); 2],
+                    Outcome::Symmetric => [result(row, column), result(column, row)],
+                    Outcome::Transposed => [result(column, row); 2],
+                };
+                let ahead = Ahead { whole, lines, stride: call.stride * size_of::<bf16>() };
+                // SAFETY: as above.
                 unsafe {
-                    let spot = call.spot::<Bf16Amx>([row, column]);
-                    let [a, b] = [spot.a, spot.b].map(|panel| panel.add(begin * SIDE * DEPTH));
-                    if part + 1 < parts {
-                        multiply(part > 0, count, a, b, place);
-                    } else {
-                        call.fetch(&spot);
-                        multiply(part > 0, count, a, b, place);
-                        call.finish::<Bf16Amx>(sums, &spot);
-                    }
+                    multiply(part > 0, count, panels, &ahead, place);
+                    call.finish::<Bf16Amx>(sums, &call.spot::<Bf16Amx>([row, column]));
                 }
             }
         }
@@ -308,7 +381,7 @@ unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
 /// # Safety
 /// As [`panel`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq")]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
 unsafe fn groups(x: &Rows<bf16>, start: usize, [begin, end]: [usize; 2], to: *mut bf16) {
     let rows = SIDE.min(x.count - start);
     let place = |i: usize, p: usize| p / DEPTH * DEPTH * SIDE + i * DEPTH + p % DEPTH;

@@ -29,7 +29,7 @@ pub(super) fn install() -> bool {
             action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
             libc::sigaction(libc::SIGILL, &raw const action, std::ptr::null_mut())
         };
-        installed == 0 && std::is_x86_feature_detected!("avx512bw")
+        installed == 0 && std::is_x86_feature_detected!("avx512bf16")
     })
 }
 

@@ -104,8 +104,8 @@ impl Features {
             DType::F64 if self.avx512 => Some(Kernel::F64Avx512),
             DType::F32 if self.avx2 => Some(Kernel::F32Avx2),
             DType::F64 if self.avx2 => Some(Kernel::F64Avx2),
-            DType::BF16 if self.avx512 && self.amx_bf16 => Some(Kernel::Bf16Amx),
-            DType::BF16 if self.avx512 && self.avx512_bf16 => Some(Kernel::Bf16Avx512),
+            DType::BF16 if self.avx512_bf16 && self.amx_bf16 => Some(Kernel::Bf16Amx),
+            DType::BF16 if self.avx512_bf16 => Some(Kernel::Bf16Avx512),
             DType::BF16 if self.avx2 => Some(Kernel::Bf16Avx2),
             _ => None,
         }

@@ -3,15 +3,11 @@
 use std::ops::Range;
 
 use super::Outcome;
-use super::types::{Call, MOST, Mirror, Number, Tile};
+use super::types::{Call, MOST, Mirror, Number, Tile, WIDEST};
 use crate::kernels::formula::Num as _;
 
-/// Panels of rows that one task multiplies with a panel of columns.
-pub(super) const CHUNK: usize = 24;
 /// Bytes of a result that are in the second-level cache anyway.
 const CACHED: usize = 1 << 18;
-/// Columns of the widest tile.
-const WIDEST: usize = 32;
 
 /// The sums of a tile, in whole lines of the cache.
 #[repr(align(64))]
@@ -32,7 +28,17 @@ pub(super) struct Spot<E> {
 impl<E: Number> Call<'_, E> {
     /// The number of tasks.
     pub(super) fn tasks<T: Tile>(&self) -> usize {
-        self.size[1].div_ceil(T::COLS * T::ABREAST) * self.size[0].div_ceil(T::ROWS).div_ceil(CHUNK)
+        let [rows, columns] = self.block;
+        self.size[0].div_ceil(T::ROWS).div_ceil(rows) * self.size[1].div_ceil(T::COLS).div_ceil(columns)
+    }
+
+    /// The same call in smaller tasks where there are fewer than two for each of some threads.
+    pub(super) fn for_threads<T: Tile>(mut self, threads: usize) -> Self {
+        while self.tasks::<T>() < 2 * threads && self.block != [1, 1] {
+            let larger = usize::from(self.block[1] > self.block[0]);
+            self.block[larger] = self.block[larger].div_ceil(2);
+        }
+        self
     }
 
     /// Panels of rows and of columns of a task. Consecutive tasks share the panels of columns: a Muon step on 2048 x 2048 in
@@ -40,13 +46,10 @@ impl<E: Number> Call<'_, E> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     pub(super) fn panels<T: Tile>(&self, task: usize) -> [Range<usize>; 2] {
-        let [rows, columns] = [self.size[0].div_ceil(T::ROWS), self.size[1].div_ceil(T::COLS)];
-        let chunks = rows.div_ceil(CHUNK);
-        let (group, chunk) = (task / chunks, task % chunks);
-        [
-            chunk * CHUNK..rows.min((chunk + 1) * CHUNK),
-            group * T::ABREAST..columns.min((group + 1) * T::ABREAST),
-        ]
+        let counts = [self.size[0].div_ceil(T::ROWS), self.size[1].div_ceil(T::COLS)];
+        let chunks = counts[0].div_ceil(self.block[0]);
+        let place = [task % chunks, task / chunks];
+        [0, 1].map(|d| place[d] * self.block[d]..counts[d].min((place[d] + 1) * self.block[d]))
     }
 
     /// Returns the first panel of rows whose tile a panel of columns needs. For a symmetric product only tiles that reach
@@ -125,7 +128,7 @@ impl<E: Number> Call<'_, E> {
     /// their own, and waiting for them costs a tenth of a product of size 1024.
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    pub(super) fn fetch(&self, spot: &Spot<E>) {
+    fn fetch(&self, spot: &Spot<E>) {
         if self.size[0] * self.size[1] * size_of::<E>() <= CACHED {
             return;
         }
@@ -214,11 +217,9 @@ impl<E: Number> Call<'_, E> {
                 *x = *x + weight * y.widen();
             }
         }
-        for (to, x) in other[..T::COLS].iter_mut().zip(&wide) {
-            *to = E::narrow(*x);
-        }
         // SAFETY: the caller's.
         unsafe {
+            T::narrow_row(&wide, &mut other);
             std::ptr::copy_nonoverlapping(other.as_ptr(), self.out.add(at), width);
             std::ptr::copy_nonoverlapping(wide.as_ptr(), sums, T::COLS);
         }
@@ -228,4 +229,48 @@ impl<E: Number> Call<'_, E> {
 fn prefetch<E>(at: *const E) {
     // SAFETY: a prefetch never faults, and every x86-64 has it.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::amx::Bf16Amx;
+    use super::*;
+
+    #[test]
+    fn tasks_of_any_number_of_threads_have_every_tile_once() {
+        for (size, threads) in [
+            ([1024, 1024, 64], 2),
+            ([1024, 1024, 64], 64),
+            ([33, 900, 8], 7),
+            ([31, 2, 1], 8),
+            ([520, 40, 3], 1),
+        ] {
+            let call = Call::<bf16> {
+                left: std::ptr::null(),
+                right: std::ptr::null(),
+                out: std::ptr::null_mut(),
+                size,
+                stride: size[1],
+                factor: 1.0,
+                keep: 0.0,
+                add: &[],
+                diagonal: 0.0,
+                outcome: Outcome::General,
+                block: Bf16Amx::BLOCK,
+            };
+            let call = call.for_threads::<Bf16Amx>(threads);
+            let tiles = [size[0].div_ceil(Bf16Amx::ROWS), size[1].div_ceil(Bf16Amx::COLS)];
+            assert!(call.tasks::<Bf16Amx>() >= (2 * threads).min(tiles[0] * tiles[1]), "{size:?} {threads}");
+            let mut found = vec![0; tiles[0] * tiles[1]];
+            for task in 0..call.tasks::<Bf16Amx>() {
+                let [rows, columns] = call.panels::<Bf16Amx>(task);
+                for row in rows {
+                    columns.clone().for_each(|column| found[row * tiles[1] + column] += 1);
+                }
+            }
+            assert!(found.iter().all(|count| *count == 1), "{size:?} {threads}: {found:?}");
+        }
+    }
 }

@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::pack::panel;
-use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
-use super::types::{Call, Mirror, Rows, Tile};
+use super::transpose::{mirror_any, mirror_bf16, mirror_f32, narrow_bf16};
+use super::types::{Call, Mirror, Rows, Tile, WIDEST};
 
 /// The same bits as pairs of bfloat16.
 #[inline]
@@ -25,7 +25,8 @@ const AHEAD: usize = 12;
 /// A tile of two vectors by `$rows`: every row's element is broadcast and multiplied with both.
 macro_rules! tile {
     ($name:ident, $element:ty, $wide:ty, $rows:literal, $lanes:literal, $depth:literal, $transposes:literal,
-     $features:literal, $mirror:ident, $zero:expr, $load:expr, $broadcast:expr, $fused:expr, $store:expr) => {
+     $features:literal, $mirror:ident, $zero:expr, $load:expr, $broadcast:expr, $fused:expr, $store:expr
+     $(, $own:item)?) => {
         pub(super) struct $name;
 
         impl Tile for $name {
@@ -103,6 +104,8 @@ macro_rules! tile {
                 // SAFETY: the caller's.
                 unsafe { call.task::<Self>(task) };
             }
+
+            $( $own )?
         }
     };
 }
@@ -155,7 +158,15 @@ tile!(
     |p: *const bf16| _mm512_loadu_si512(p.cast()),
     |p: *const bf16| _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
     |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, pairs(a), pairs(b)),
-    |p, x| _mm512_storeu_ps(p, x)
+    |p, x| _mm512_storeu_ps(p, x),
+    /// # Safety
+    /// As the trait says.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn narrow_row(wide: &[f32; WIDEST], to: &mut [bf16; WIDEST]) {
+        // SAFETY: the caller's.
+        unsafe { narrow_bf16(wide, to) };
+    }
 );
 tile!(
     F32Avx2,

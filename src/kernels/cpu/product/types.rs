@@ -9,6 +9,9 @@ use crate::tensor::Element;
 /// The largest tile.
 pub(super) const MOST: usize = 32 * 32;
 
+/// Columns of the widest tile.
+pub(super) const WIDEST: usize = 32;
+
 /// An element of matrices and the type in which its products are summed.
 pub(super) trait Number: Element + Default {
     type Wide: Real;
@@ -59,8 +62,8 @@ pub(super) trait Tile: Sized {
     const DEPTH: usize;
     /// Elements of a panel's memory that one of the operand takes there: 2 where it is widened.
     const UNITS: usize = 1;
-    /// Panels of columns of a task.
-    const ABREAST: usize = 1;
+    /// Most panels of rows and of columns of a task.
+    const BLOCK: [usize; 2] = [24, 1];
     /// True if rows of 16 units of 32 bits are transposed in registers.
     const TRANSPOSES: bool;
 
@@ -94,6 +97,18 @@ pub(super) trait Tile: Sized {
     /// As [`Call::task`]; `sums` is a tile.
     unsafe fn mirror(sums: *const <Self::Element as Number>::Wide, to: &Mirror, out: *mut Self::Element);
 
+    /// Rounds a row of a tile.
+    ///
+    /// # Safety
+    /// The machine has the instruction set.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    unsafe fn narrow_row(wide: &[<Self::Element as Number>::Wide; WIDEST], to: &mut [Self::Element; WIDEST]) {
+        for (to, x) in to[..Self::COLS].iter_mut().zip(wide) {
+            *to = Self::Element::narrow(*x);
+        }
+    }
+
     /// One task of a product.
     ///
     /// # Safety
@@ -125,6 +140,8 @@ pub(super) struct Call<'a, E> {
     pub(super) add: &'a [(f64, *const E)],
     pub(super) diagonal: f64,
     pub(super) outcome: Outcome,
+    /// Panels of rows and of columns of a task.
+    pub(super) block: [usize; 2],
 }
 
 // SAFETY: tasks read the operands and write tiles of their own.

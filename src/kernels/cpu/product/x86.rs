@@ -7,6 +7,7 @@ use super::types::{Call, Rows, Tile};
 use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
 use crate::tensor::{FlatView, FlatViewMut};
+use crate::threads;
 
 /// Most matrices that are added to a product.
 pub(super) const ADDENDS: usize = 2;
@@ -134,7 +135,9 @@ fn multiply_with<T: Tile>(
         add: &add[..product.add.len()],
         diagonal: product.diagonal,
         outcome: product.outcome,
+        block: T::BLOCK,
     };
+    let call = if spread { call.for_threads::<T>(threads::get()) } else { call };
     each(call.tasks::<T>(), spread, |task| {
         // SAFETY: the kernel was chosen by the features of this machine; the lengths were checked.
         unsafe { T::task(&call, task) };

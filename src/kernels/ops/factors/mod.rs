@@ -73,8 +73,8 @@ impl<const K: usize> Factors<K> {
     }
 }
 
-impl<const K: usize> AsRef<[FlatView<'static>]> for Factors<K> {
-    fn as_ref(&self) -> &[FlatView<'static>] {
+impl<'a, const K: usize> AsRef<[FlatView<'a>]> for Factors<K> {
+    fn as_ref(&self) -> &[FlatView<'a>] {
         &self.left
     }
 }
