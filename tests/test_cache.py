@@ -288,9 +288,7 @@ def test_kept_file_that_others_may_write_to_is_not_whole(
 
 @pytest.mark.parametrize("which", [lambda file: file, digest_file], ids=["file", "digest"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_irregular_file_is_not_whole(
-    tmp_path: Path, kind: str, which: Callable[[Path], Path]
-) -> None:
+def test_irregular_file_is_not_whole(tmp_path: Path, kind: str, which: Callable[[Path], Path]) -> None:
     file = kept(tmp_path)
     place = which(file)
     moved = place.rename(tmp_path / "moved")

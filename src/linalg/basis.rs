@@ -52,7 +52,7 @@ fn with_basis(
         }
         let report = with_basis(&mut basis, method, sketch, None)?;
         if let Some(rounding) = clear {
-            clear_dependent(&wide, &mut basis, epsilon_of(kind), rounding)?;
+            clear_dependent(&wide, &mut basis, [epsilon_of(Kind::Float), epsilon_of(kind)], rounding)?;
         }
         p_bmr.f_copy_(&basis)?;
         return Ok(report);
@@ -82,7 +82,7 @@ fn with_basis(
         let some_bmr = rows(p_bmr, &indices)?;
         let (mut q_bmr, found) = orthonormalize(&some_bmr, method, sketch)?;
         if let Some(rounding) = clear {
-            clear_dependent(&some_bmr, &mut q_bmr, epsilon_of(kind), rounding)?;
+            clear_dependent(&some_bmr, &mut q_bmr, [epsilon_of(kind), 0.0], rounding)?;
         }
         let at = Tensor::f_from_slice(&indices)?.f_to_device(p_bmr.device())?;
         let _ = p_bmr.f_index_copy_(0, &at, &q_bmr)?;
@@ -129,11 +129,11 @@ fn depends(inverse: &Inverse, epsilon: f64, rounding: Rounding) -> bool {
 }
 
 /// Clears the basis columns for which the column of X depends on those before it.
-fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: Rounding) -> Result<()> {
+fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilons: [f64; 2], rounding: Rounding) -> Result<()> {
     for index in 0..x_bmr.size()[0] {
         let mut one = q_bmr.f_select(0, index)?;
         if let Some(Independent { columns, basis_mk }) =
-            independent(&x_bmr.f_select(0, index)?, &one, epsilon, rounding)?
+            independent(&x_bmr.f_select(0, index)?, &one, epsilons, rounding)?
         {
             // Which may be a part of Q.
             let basis_mk = basis_mk.f_detach_copy()?;

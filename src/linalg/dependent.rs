@@ -1,6 +1,7 @@
 //! Columns of a matrix that depend on those before them, up to their rounding.
 //!
 //! X = matrix `[m, r]` with m >= r, Q its orthonormal basis, `X = Q·T` with T upper triangular, ε the relative rounding of X.
+//! In 16 bits X has two: that of the sums that it was computed as, and that of each column as it is stored.
 
 use tch::{Kind, Tensor};
 
@@ -10,7 +11,7 @@ use crate::tensor::to_i64;
 
 /// Multiple of its rounding at which a column has nothing of its own.
 pub(super) const ROUNDINGS: f64 = 8.0;
-/// The same of the average rounding of elements that are stored: of sums over a row of these little more is ever left.
+/// The same of the rounding of elements that are stored: of sums over a row or a column of these little more is ever left.
 pub(super) const STORED_ROUNDINGS: f64 = 2.0;
 /// Share of a bound below which an estimate from random signs is sure enough: one of 2e8 is as far off.
 const SURE: f64 = 1.0 / 16.0;
@@ -56,13 +57,15 @@ impl Rounding {
 /// A column `x = X₀·y + ρ·q`, with X₀ the kept ones before it, has a rounding of ε times its size, and so has each of X₀:
 /// with sizes of 1 its own part ρ has an error of `ε·√(1 + ‖y‖²)`, and is nothing else unless it is 8 times as large. As
 /// `√(1 + ‖y‖²) / ρ` is the norm of a column of T⁻¹, products of T⁻ᵀ with some random signs tell if there is any.
+///
+/// `epsilons`: the rounding of sums, and that of a column as it is stored, zero where that is the same.
 pub(super) fn independent(
     x_mr: &Tensor,
     q_mr: &Tensor,
-    epsilon: f64,
+    epsilons: [f64; 2],
     rounding: Rounding,
 ) -> Result<Option<Independent>> {
-    let Some((unit_mr, epsilon)) = units(x_mr, epsilon, rounding)? else { return Ok(None) };
+    let Some((unit_mr, epsilon)) = units(x_mr, epsilons, rounding)? else { return Ok(None) };
     let q_mr = q_mr.f_to_kind(unit_mr.f_kind()?)?;
     let Some(t_rr) = factor(&unit_mr, &q_mr, epsilon)? else { return Ok(None) };
     let bound = 1.0 / (ROUNDINGS * epsilon);
@@ -84,7 +87,7 @@ pub(super) struct Independent {
 }
 
 /// The columns over their size, and their relative rounding; none where not all is finite.
-fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<(Tensor, f64)>> {
+fn units(x_mr: &Tensor, [sums, own]: [f64; 2], rounding: Rounding) -> Result<Option<(Tensor, f64)>> {
     let kind = if x_mr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
     let wide_mr = x_mr.f_to_kind(kind)?;
     let over = if rounding.of == Size::Each { [0].as_slice() } else { &[0, 1] };
@@ -95,14 +98,22 @@ fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<(Tens
         return Ok(None);
     }
     let scaled_mr = wide_mr.f_div(&largest.f_masked_fill(&largest.f_eq(0.0)?, 1.0)?)?;
-    let length_1r = scaled_mr.f_norm_scalaropt_dim(2.0, [0], true)?;
-    let epsilon = rounding.relative(epsilon, &numbers(&length_1r.f_select(0, 0)?.f_to_kind(Kind::Double)?)?);
+    // libtorch's norm over rows takes four times as long.
+    let length_1r = scaled_mr.f_square()?.f_sum_dim_intlist([0].as_slice(), true, kind)?.f_sqrt()?;
+    let sums = rounding.relative(sums, &numbers(&length_1r.f_select(0, 0)?.f_to_kind(Kind::Double)?)?);
     let size = match rounding.of {
         // At least 1 where there is any.
         Size::Each => length_1r.f_clamp_min(0.5)?,
         Size::All => length_1r.f_amax([0, 1].as_slice(), true)?.f_clamp_min(0.5)?,
     };
-    Ok(Some((scaled_mr.f_div(&size)?, epsilon)))
+    let own = own * STORED_ROUNDINGS / ROUNDINGS;
+    if own == 0.0 {
+        return Ok(Some((scaled_mr.f_div(&size)?, sums)));
+    }
+    // Both roundings of a column, in units of that of its own length.
+    let size =
+        length_1r.f_square()?.f_add(&size.f_square()?.f_mul_scalar((sums / own).powi(2))?)?.f_sqrt()?;
+    Ok(Some((scaled_mr.f_div(&size)?, own)))
 }
 
 /// T, unless all columns have plenty of their own: one that depends on others has little, or one of these has.

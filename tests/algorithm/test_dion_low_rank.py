@@ -133,6 +133,22 @@ def test_rounding_of_narrow_storage_is_not_stepped_along(
                 assert torch.linalg.matrix_norm(update, 2) > 0.5, (shape, rank, step)
 
 
+@pytest.mark.parametrize("keys", [{}, {"orth_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(96, 160), (160, 96)], ids=str)
+def test_short_directions_of_a_momentum_are_stepped_along(keys: dict[str, Any], shape: Shape) -> None:
+    # In the second step all columns of B Q are nearly parallel, and lie within 1/100 of the longest.
+    left, right = (torch.linalg.qr(gaussian((side, 96), side))[0] for side in shape)
+    momentum = (left / torch.arange(1, 97) @ right.mT).float()
+    param, optimizer = zero(shape, torch.float32, rank_fraction=1 / 3, **keys)
+    for step in range(3):
+        param.grad = momentum.clone()
+        optimizer.state[param]["momentum"].zero_()
+        with torch.no_grad():
+            param.zero_()
+        optimizer.step()
+        assert torch.linalg.matrix_rank(param.detach().double(), rtol=0.02) == 32, step
+
+
 def test_missing_direction_of_the_last_layer_gets_no_update() -> None:
     # Columns of the gradient of a cross entropy add up to zero.
     for classes, width in ((8, 32), (10, 64), (32, 128)):

@@ -23,11 +23,11 @@ from .operations import OPERATIONS, names
 from .quantized import (
     MOST_QUANTIZED,
     QUANTIZED_THREADS,
-    Quantized,
     Halves,
     Operand,
     Places,
     Plain,
+    Quantized,
     Rounded,
     decoded,
     quantized_table,

@@ -31,7 +31,7 @@ KERNELS = {"momentum": 4, "add_pieces": 4, "divided": 4, "symmetric": 58, "apply
 """One for each of the four shapes, but for the products: 10 in the standard form, 16 in the Gram form."""
 LIBTORCH = {"aten::bmm": 11, "aten::copy_": 6}
 COPIES_FOR_A_PRODUCT = 3
-"""On the emulated device libtorch multiplies float16 matrices as float32: two are converted there, and the result back."""
+"""On the emulated device libtorch multiplies float16 matrices as float32: of two operands and the result."""
 PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "performance.md"
 
 

@@ -617,8 +617,9 @@ class OxOptimizer(Stepper, Optimizer):
         """Gathers states and makes them equal on all replicas: call it on all ranks before a checkpoint.
 
         Owner-sharded states and partial sums over ranks are gathered; the next step shards them again.
-        Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own. Their
-        mean, which is the momentum of a single process, replaces them. Nothing else is changed.
+        Where Dion averages its factors P and R instead of the gradient, each replica keeps a momentum of
+        its own. Their mean, which is the momentum of a single process, replaces them. Nothing else is
+        changed.
 
         Raises:
             PlanMismatch: on every rank when ranks have taken other numbers of steps.
@@ -712,7 +713,7 @@ class OxOptimizer(Stepper, Optimizer):
         Returns:
             Columns name, shape, dtype, device, rounding (of a step's result: "exact" in the type of the
             arithmetic, else "nearest", "stochastic" or "master"), states (in which dtype each is stored,
-            in 16 bits "at random" where it is rounded so, or in 8 bits), placements, group, algorithm, view
+            with "at random" where 16 bits are rounded at random), placements, group, algorithm, view
             (how it is read as matrices), transposed, lr_factor (multiplies ``lr``), rank, owner (the rank
             that computes on whole matrices), route, state_bytes (on this rank), flops (of a step) and
             wire_bytes (what a step gives to collectives). On a device, the table's attribute ``kernels``

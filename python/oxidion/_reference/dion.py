@@ -57,15 +57,14 @@ def operand_type(group: Group) -> torch.dtype:
 def stored_rounding(group: Group) -> float:
     """Returns the average relative rounding of a momentum element: a quarter of a unit in the last place.
 
-    For 8-bit values it is 2^-6. Operands of products in TF32 are rounded as float16 is.
+    For 8-bit values it is 2^-6. Operands of products may be rounded more: in TF32 as float16 is.
     """
     dtype = momentum_type(group)
     stored = float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
-    is_tf32 = operand_type(group) != product_type(group)
-    return max(stored, float(torch.finfo(torch.float16).eps / 4.0)) if is_tf32 else stored
+    return max(stored, float(torch.finfo(operand_type(group)).eps / 4.0))
 
 
-def own_directions(product: Tensor, rounding: float, stored: float | None) -> Tensor:
+def own_directions(product: Tensor, rounding: float, stored: float | None, own: float = 0.0) -> Tensor:
     """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where one depends on others.
 
     With columns divided by the size of their rounding, one that is ``X y + rho q``, with X the kept ones
@@ -73,7 +72,7 @@ def own_directions(product: Tensor, rounding: float, stored: float | None) -> Te
     rounding makes of it and of X. That size is ``rounding`` times the length of the longest column or, if
     that is more, a quarter of ``stored`` times the root mean square of all lengths: of what is stored
     twice the rounding counts, not 8 times. Without ``stored`` it is ``rounding`` times the length of
-    each.
+    each. Columns that are stored in 16 bits have another rounding, a quarter of ``own`` times their length.
     """
     peaks = product.abs().amax(dim=0)
     peaks = peaks if stored is None else peaks.max().expand_as(peaks)
@@ -82,6 +81,7 @@ def own_directions(product: Tensor, rounding: float, stored: float | None) -> Te
     sizes = rounding * lengths
     if stored is not None:
         sizes = torch.maximum(sizes.max(), stored / 4.0 * lengths.square().mean().sqrt()).expand_as(sizes)
+    sizes = torch.hypot(sizes, own / 4.0 * lengths)
     unit = unit / sizes.masked_fill(sizes == 0, 1.0)
     basis, inverse = torch.zeros_like(unit), torch.zeros(unit.shape[1], unit.shape[1], dtype=unit.dtype)
     for j, column in enumerate(unit.T):
@@ -159,15 +159,17 @@ def dion_update(momentum: Tensor, q_old: Tensor, group: Group, transposed: bool)
     b_mn = momentum.mT if transposed else momentum
     products = product_type(group)
     r_nr = q_old
-    # Narrow products are rounded once, by half a unit in the last place.
-    rounding = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
+    # Products of 16 bits are summed in float32 and rounded once, by half a unit in the last place.
+    is_narrow = products.itemsize == 2
+    own = torch.finfo(products).eps * 0.25 if is_narrow else 0.0
+    rounding = torch.finfo(torch.float32 if is_narrow else products).eps
     stored = stored_rounding(group)
     for iteration in range(int(group.get("power_iters", 1))):
         product = b_mn @ r_nr
         if iteration == 0:
-            p_mr = own_directions(product, rounding, stored)
+            p_mr = own_directions(product, rounding, stored, own)
         else:
-            p_mr = own_directions(product, max(rounding, stored / 4.0), None)
+            p_mr = own_directions(product, max(rounding, stored / 4.0), None, own)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(operand_type(group), DEAD_COLUMN)
@@ -177,7 +179,7 @@ def dion_update(momentum: Tensor, q_old: Tensor, group: Group, transposed: bool)
     p_mr = p_mr.masked_fill(dead, 0.0)
     b_mn -= (1.0 - float(group["mu"])) * captured
     if group.get("right_factor", "column") == "orthonormal":
-        q_nr = right_factor(r_nr, q_old, dead, max(rounding, stored / 4.0))
+        q_nr = right_factor(r_nr, q_old, dead, max(rounding, own / 4.0, stored / 4.0))
     else:
         q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
     q_old.copy_(q_nr)

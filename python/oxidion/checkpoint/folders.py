@@ -153,7 +153,7 @@ def save_dcp(
         extra: further entries of the checkpoint.
         q_side: the side of each matrix to which microsoft/dion's Q belongs: "rows" under FSDP2, "short" in
             one process and with DDP. A Q of the other side is replaced by the momentum times Q with columns
-            of norm 1, which spans what the next step looks for: take a step before. None keeps each Q.
+            of norm 1, so there must be a momentum: take a step before. None keeps each Q.
 
     Raises:
         ValueError: for an unknown form or side, for classes, algorithms and states that microsoft/dion does

@@ -126,7 +126,7 @@ def async_save(
             all ranks that is made for it.
 
     Returns:
-        A future of the folder, whose name it has then; ``result()`` raises where a rank could not write.
+        A future, whose ``result()`` is the path of the folder, or raises where a rank could not write.
 
     Raises:
         FileExistsError: as ``whole_folder``.

@@ -46,7 +46,7 @@ def galore_param_groups(
     """Groups for `GaLoreAdamW` (and the APOLLO classes), with the names of the parameters.
 
     Projected are the weights of linear layers, sorted as by `param_groups`: output layers, routers and
-    embeddings are not, unless ``include`` matches their name, which is so for weights of other modules too.
+    embeddings are not, nor are weights of other modules, unless ``include`` matches their name.
     Parameters of fewer than two dimensions and normalizations never are, and do not decay. Each parameter
     that requires a gradient is in exactly one group. Decisions are logged to ``oxidion.groups``.
 

@@ -23,9 +23,9 @@ class AdamW(OxOptimizer):
             - \frac{\mathrm{lr}}{1-\beta_1^t} \frac{m}{\sqrt{v}/\sqrt{1-\beta_2^t} + \epsilon}
 
     State: ``step`` (float32 scalar), ``exp_avg``, ``exp_avg_sq`` and with ``amsgrad`` ``max_exp_avg_sq``,
-    shaped like the parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place.
-    Equal to ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its own element
-    non-finite, no other, where weights are free.
+    shaped like the parameter, in float32 (float64 for float64) unless ``state_dtype``. Parameters
+    and state are written in place. Equal to ``torch.optim.AdamW``, whose checkpoints load. A non-finite
+    gradient makes its own element non-finite, no other, where weights are free.
 
     Args:
         lr: step size, in units of the parameter; a one-element tensor is allowed.

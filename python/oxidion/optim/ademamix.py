@@ -30,8 +30,8 @@ class AdEMAMix(OxOptimizer):
             \ln\beta_3}{(1 - t/T) \ln\beta_3 + (t/T) \ln\beta_1},\, \beta_3\Bigr)
 
     State: ``step`` (float32 scalar), ``exp_avg_fast``, ``exp_avg_slow`` and ``exp_avg_sq``, shaped like the
-    parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place. A non-finite
-    gradient makes its parameter non-finite, no other.
+    parameter, in float32 (float64 for float64) unless ``state_dtype``. Parameters and state are
+    written in place. A non-finite gradient makes its parameter non-finite, no other.
 
     Args:
         lr: step size; a one-element tensor is allowed.

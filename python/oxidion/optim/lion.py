@@ -20,9 +20,10 @@ class Lion(OxOptimizer):
         u &= \operatorname{sign}(\beta_1 m + (1-\beta_1) g), \qquad m \leftarrow \beta_2 m + (1-\beta_2) g \\
         x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x - \mathrm{lr}\, u
 
-    Every element moves by exactly ``lr``. State: ``exp_avg``, shaped like the parameter, of its dtype unless
-    ``state_dtype``. Parameters and state are written in place. The sign is ``torch.sign``'s: where
-    a gradient is not finite, its element of the state is not either, and that of the parameter stays finite.
+    Every element moves by ``lr`` or not at all. State: ``exp_avg``, shaped like the parameter, in float32
+    (float64 for float64) unless ``state_dtype``. Parameters and state are written in place. The sign is
+    ``torch.sign``'s: where a gradient is not finite, its element of the state is not either, and that of the
+    parameter stays finite.
 
     Args:
         lr: distance that every element moves, in units of the parameter; usually 3 to 10 times smaller than

@@ -54,7 +54,7 @@ class QKClip:
     Args:
         optimizer: the optimizer of the weights, on which ``register_step_post_hook`` is called. A copy or a
             pickle of the optimizer alone has no hooks; a copy of the ``QKClip`` brings a hooked copy with it.
-        threshold: tau, the largest logit that is let be.
+        threshold: tau, the largest logit that is not clipped.
         reduce_over: mesh or process group, or a list of them, over which ``max_logits`` is reduced by its
             maximum. The meshes of DTensor weights are always added. Replicas of plain tensors
             (DistributedDataParallel) need it, else their weights diverge.
@@ -263,8 +263,8 @@ def qk_clip_(
 ) -> Tensor:
     """Clips one attention layer once, in place; ``max_logits`` is left as it is and not reduced over ranks.
 
-    States of an optimizer do not follow: with ``average="schedule_free"`` or norms that "hyperball"
-    keeps take ``QKClip``.
+    States of an optimizer do not follow: use ``QKClip`` with ``average="schedule_free"`` and with
+    ``weight_norm="hyperball"``.
 
     The arguments are those of ``QKClip`` and ``QKClip.add``.
 

@@ -156,7 +156,7 @@ class Heads:
 
         Args:
             seen: the maxima.
-            threshold: the largest logit that is let be.
+            threshold: the largest logit that is not clipped.
             state: the optimizer's, where what is kept of the weights follows them.
         """
         kinds = [torch.promote_types(tensor.dtype, torch.float32) for tensor in self.tensors]

@@ -58,9 +58,7 @@ impl Dion {
 
     /// Relative rounding of the momentum's elements as products of this type have them.
     pub(super) fn stored(&self, momentum: DType, product: DType) -> f64 {
-        let stored = stored_epsilon(momentum);
-        let operand = self.operand(product);
-        if operand == product { stored } else { stored.max(stored_epsilon(operand)) }
+        stored_epsilon(momentum).max(stored_epsilon(self.operand(product)))
     }
 
     /// Storage of the momentum, the same for all of the bucket's matrices.
