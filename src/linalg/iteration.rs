@@ -262,7 +262,7 @@ impl Iteration<'_> {
         let turned = m > n && has_symmetric_product(kind, n)?;
         // Every product with X changes its place. They begin where they end in scratch, from where they are turned back.
         let products_with_x = self.restarts.map_or(steps.len(), |restarts| restarts.len() + 1);
-        let begins_in_scratch = turned && products_with_x % 2 == 0;
+        let begins_in_scratch = turned && products_with_x.is_multiple_of(2);
         let compute = |iteration: &Iteration<'_>, part: &Tensor, home: &mut Tensor| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
             let mut products = Library::new(part, squares, scratch, alone)?;

@@ -21,7 +21,7 @@ operation! {
     pub(in crate::kernels) struct Divided as DividedScalars {
         /// Factor of the norm.
         factor: f64,
-        /// What is added to that.
+        /// Summand of the divisor.
         epsilon: f64,
     }
 }

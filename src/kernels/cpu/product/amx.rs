@@ -11,8 +11,8 @@ use super::Outcome;
 use super::pack::panel;
 use super::tiled::Sums;
 use super::tiles::Bf16Avx512;
-use super::transpose::{mirror_bf16, narrow_bf16};
-use super::types::{Call, Mirror, Rows, Tile, WIDEST};
+use super::transpose::mirror_bf16;
+use super::types::{Call, Mirror, Rows, Tile};
 
 /// Rows and columns of a tile: two by two registers of 16 x 16 sums.
 const SIDE: usize = 32;
@@ -159,6 +159,7 @@ impl Tile for Bf16Amx {
     const DEPTH: usize = DEPTH;
     const BLOCK: [usize; 2] = [8, 8];
     const TRANSPOSES: bool = true;
+    const ROUNDS: bool = true;
 
     /// # Safety
     /// As the trait says, with registers that [`configure`] gave their shapes.
@@ -190,15 +191,6 @@ impl Tile for Bf16Amx {
 
     /// # Safety
     /// As the trait says.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn narrow_row(wide: &[f32; WIDEST], to: &mut [bf16; WIDEST]) {
-        // SAFETY: the caller's.
-        unsafe { narrow_bf16(wide, to) };
-    }
-
-    /// # Safety
-    /// As the trait says.
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")]
     unsafe fn mirror(sums: *const f32, to: &Mirror, out: *mut bf16) {
         for top in (0..to.rows).step_by(16) {
@@ -222,7 +214,7 @@ impl Tile for Bf16Amx {
 }
 
 /// Memory that a product of panels asks to come into the second-level cache: by each step 256 bytes at the first place, and
-/// four lines, `stride` bytes apart, at each of the other two.
+/// four lines at each of the other two, at distances of `stride` bytes.
 struct Ahead {
     whole: *const bf16,
     lines: [*const bf16; 2],
@@ -351,23 +343,23 @@ unsafe fn by_parts(call: &Call<'_, bf16>, task: usize) {
                 // Sums that need not be kept lie in one place, which stays in the first-level cache.
                 let sums = &mut sums[if parts == 1 { 0 } else { i * columns.len() + j }];
                 let place = sums.0.as_mut_ptr();
-                if !is_last {
+                let ahead = if is_last {
+                    let lines = match call.outcome {
+                        Outcome::General => [result(row, column); 2],
+                        Outcome::Symmetric => [result(row, column), result(column, row)],
+                        Outcome::Transposed => [result(column, row); 2],
+                    };
+                    Ahead { whole, lines, stride: call.stride * size_of::<bf16>() }
+                } else {
                     let rows_ahead = panel(call.left, row, next).wrapping_add(share(j, columns.len()));
-                    let ahead = Ahead { whole, lines: [rows_ahead; 2], stride: LINE };
-                    // SAFETY: the panels are there, and have the steps; the first part writes the sums.
-                    unsafe { multiply(part > 0, count, panels, &ahead, place) };
-                    continue;
-                }
-                let lines = match call.outcome {
-                    Outcome::General => [result(row, column); 2],
-                    Outcome::Symmetric => [result(row, column), result(column, row)],
-                    Outcome::Transposed => [result(column, row); 2],
+                    Ahead { whole, lines: [rows_ahead; 2], stride: LINE }
                 };
-                let ahead = Ahead { whole, lines, stride: call.stride * size_of::<bf16>() };
-                // SAFETY: as above.
+                // SAFETY: the panels are there, and have the steps; the first part writes the sums.
                 unsafe {
                     multiply(part > 0, count, panels, &ahead, place);
-                    call.finish::<Bf16Amx>(sums, &call.spot::<Bf16Amx>([row, column]));
+                    if is_last {
+                        call.finish::<Bf16Amx>(sums, &call.spot::<Bf16Amx>([row, column]));
+                    }
                 }
             }
         }

@@ -1,13 +1,17 @@
 //! The loops over the tiles of a product, and what is done with a tile that is complete.
 
+use std::arch::x86_64::{__m256bh, _mm512_cvtneps_pbh, _mm512_loadu_ps};
 use std::ops::Range;
 
 use super::Outcome;
-use super::types::{Call, MOST, Mirror, Number, Tile, WIDEST};
+use super::types::{Call, MOST, Mirror, Number, Tile};
 use crate::kernels::formula::Num as _;
 
 /// Bytes of a result that are in the second-level cache anyway.
 const CACHED: usize = 1 << 18;
+
+/// Columns of the widest tile.
+const WIDEST: usize = 32;
 
 /// The sums of a tile, in whole lines of the cache.
 #[repr(align(64))]
@@ -217,9 +221,17 @@ impl<E: Number> Call<'_, E> {
                 *x = *x + weight * y.widen();
             }
         }
-        // SAFETY: the caller's.
+        if !T::ROUNDS {
+            for (to, x) in other[..T::COLS].iter_mut().zip(&wide) {
+                *to = E::narrow(*x);
+            }
+        }
+        // SAFETY: the caller's; sums are float32 and elements bfloat16 where the processor rounds.
         unsafe {
-            T::narrow_row(&wide, &mut other);
+            for part in (0..T::COLS).step_by(16).filter(|_| T::ROUNDS) {
+                let sums = _mm512_loadu_ps(wide.as_ptr().add(part).cast());
+                other.as_mut_ptr().add(part).cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(sums));
+            }
             std::ptr::copy_nonoverlapping(other.as_ptr(), self.out.add(at), width);
             std::ptr::copy_nonoverlapping(wide.as_ptr(), sums, T::COLS);
         }

@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::pack::panel;
-use super::transpose::{mirror_any, mirror_bf16, mirror_f32, narrow_bf16};
-use super::types::{Call, Mirror, Rows, Tile, WIDEST};
+use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
+use super::types::{Call, Mirror, Rows, Tile};
 
 /// The same bits as pairs of bfloat16.
 #[inline]
@@ -35,6 +35,7 @@ macro_rules! tile {
             const COLS: usize = 2 * $lanes;
             const DEPTH: usize = $depth;
             const TRANSPOSES: bool = $transposes;
+            $( $own )?
 
             /// # Safety
             /// As the trait says.
@@ -104,8 +105,6 @@ macro_rules! tile {
                 // SAFETY: the caller's.
                 unsafe { call.task::<Self>(task) };
             }
-
-            $( $own )?
         }
     };
 }
@@ -159,14 +158,7 @@ tile!(
     |p: *const bf16| _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
     |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, pairs(a), pairs(b)),
     |p, x| _mm512_storeu_ps(p, x),
-    /// # Safety
-    /// As the trait says.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn narrow_row(wide: &[f32; WIDEST], to: &mut [bf16; WIDEST]) {
-        // SAFETY: the caller's.
-        unsafe { narrow_bf16(wide, to) };
-    }
+    const ROUNDS: bool = true;
 );
 tile!(
     F32Avx2,

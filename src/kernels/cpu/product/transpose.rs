@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::types::{Mirror, Number, WIDEST};
+use super::types::{Mirror, Number};
 
 /// Element by element.
 ///
@@ -47,7 +47,7 @@ pub(super) unsafe fn mirror_f32(sums: *const f32, width: usize, to: &Mirror, out
     }
 }
 
-/// The same, rounded.
+/// The same, rounded to the nearest, ties to even; subnormal numbers become zero.
 ///
 /// # Safety
 /// As [`Tile::mirror`], on a machine with AVX512-BF16.
@@ -60,32 +60,10 @@ pub(super) unsafe fn mirror_bf16(sums: *const f32, width: usize, to: &Mirror, ou
             for (j, column) in columns.iter().enumerate().take(to.cols - part) {
                 let mask = lanes(to.first(part + j), to.rows);
                 let at = out.wrapping_add((part + j) * to.stride);
-                _mm256_mask_storeu_epi16(at.cast(), mask, rounded(_mm512_castsi512_ps(*column)));
+                let rounded = _mm512_cvtneps_pbh(_mm512_castsi512_ps(*column));
+                let bits = std::mem::transmute::<__m256bh, __m256i>(rounded);
+                _mm256_mask_storeu_epi16(at.cast(), mask, bits);
             }
-        }
-    }
-}
-
-/// 16 sums as bfloat16, to the nearest, ties to even; subnormal numbers become zero.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn rounded(sums: __m512) -> __m256i {
-    // SAFETY: both are 256 bits without a value that is not allowed.
-    unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(sums)) }
-}
-
-/// A row of 32 sums, rounded in the same way.
-///
-/// # Safety
-/// The machine has AVX512-BF16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn narrow_bf16(wide: &[f32; WIDEST], to: &mut [bf16; WIDEST]) {
-    for part in (0..WIDEST).step_by(16) {
-        // SAFETY: both have 16 elements from `part` on.
-        unsafe {
-            let sums = _mm512_loadu_ps(wide.as_ptr().add(part));
-            _mm256_storeu_si256(to.as_mut_ptr().add(part).cast(), rounded(sums));
         }
     }
 }

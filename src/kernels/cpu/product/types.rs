@@ -9,9 +9,6 @@ use crate::tensor::Element;
 /// The largest tile.
 pub(super) const MOST: usize = 32 * 32;
 
-/// Columns of the widest tile.
-pub(super) const WIDEST: usize = 32;
-
 /// An element of matrices and the type in which its products are summed.
 pub(super) trait Number: Element + Default {
     type Wide: Real;
@@ -66,6 +63,8 @@ pub(super) trait Tile: Sized {
     const BLOCK: [usize; 2] = [24, 1];
     /// True if rows of 16 units of 32 bits are transposed in registers.
     const TRANSPOSES: bool;
+    /// True if the processor rounds sums to bfloat16.
+    const ROUNDS: bool = false;
 
     /// `out[i][j] = Σ a[p][i] b[p][j]` over `steps` groups of `DEPTH` products.
     ///
@@ -96,18 +95,6 @@ pub(super) trait Tile: Sized {
     /// # Safety
     /// As [`Call::task`]; `sums` is a tile.
     unsafe fn mirror(sums: *const <Self::Element as Number>::Wide, to: &Mirror, out: *mut Self::Element);
-
-    /// Rounds a row of a tile.
-    ///
-    /// # Safety
-    /// The machine has the instruction set.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    unsafe fn narrow_row(wide: &[<Self::Element as Number>::Wide; WIDEST], to: &mut [Self::Element; WIDEST]) {
-        for (to, x) in to[..Self::COLS].iter_mut().zip(wide) {
-            *to = Self::Element::narrow(*x);
-        }
-    }
 
     /// One task of a product.
     ///
