@@ -107,6 +107,13 @@ pub fn stored_epsilon(dtype: DType) -> f64 {
     }
 }
 
+/// The same of operands that have the bits of a type. bfloat16 is rounded to the nearest; TF32, which has the bits of float16,
+/// may be truncated.
+#[must_use]
+pub fn operand_epsilon(dtype: DType) -> f64 {
+    if dtype == DType::BF16 { 2.0_f64.powi(-9) } else { stored_epsilon(dtype) }
+}
+
 /// Relative rounding of a product that is stored in a type: about a unit in the last place, and half of one at most where
 /// it was summed in a wider type.
 fn epsilon_of(kind: Kind) -> f64 {

@@ -257,7 +257,7 @@ def test_matrices_of_a_shape_multiply_in_the_kernel_they_fill(
         for shape, count, by_groups in cases:
             mma, wgmma, everything = launched(shape, count, kinds)
             assert [mma, wgmma] == [10 * (1 - by_groups), 10 * by_groups], (shape, mma, wgmma)
-            assert everything == 13  # with the momentum and its norm before and the update after
+            assert everything == 14  # with momentum, norm and division before and the update after
         """,
     )
 

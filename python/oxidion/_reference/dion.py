@@ -98,7 +98,7 @@ def own_directions(product: Tensor, rounding: float, stored: float | None, own: 
     return basis
 
 
-def right_factor(r_nr: Tensor, q_old: Tensor, dead: Tensor, rounding: float) -> Tensor:
+def right_factor(r_nr: Tensor, q_old: Tensor, dead: Tensor, rounding: float, own: float = 0.0) -> Tensor:
     """Q of ``right_factor="orthonormal"``: Gram-Schmidt of the live columns of R [n, r], in their order.
 
     One of them that depends on those before it, each with a rounding of ``rounding`` times its length, is
@@ -108,7 +108,7 @@ def right_factor(r_nr: Tensor, q_old: Tensor, dead: Tensor, rounding: float) -> 
     if bool(dead.all()):
         return q_old.clone()
     live = r_nr[:, ~dead] / r_nr[:, ~dead].norm(dim=0)
-    basis = own_directions(live, rounding, None)
+    basis = own_directions(live, rounding, None, own)
     basis = torch.where((basis == 0).all(dim=0), live, basis)
     old = q_old[:, dead]
     rest = old - basis @ (basis.mT @ old)
@@ -179,7 +179,7 @@ def dion_update(momentum: Tensor, q_old: Tensor, group: Group, transposed: bool)
     p_mr = p_mr.masked_fill(dead, 0.0)
     b_mn -= (1.0 - float(group["mu"])) * captured
     if group.get("right_factor", "column") == "orthonormal":
-        q_nr = right_factor(r_nr, q_old, dead, max(rounding, own / 4.0, stored / 4.0))
+        q_nr = right_factor(r_nr, q_old, dead, max(rounding, stored / 4.0), own)
     else:
         q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
     q_old.copy_(q_nr)

@@ -6,7 +6,7 @@ use crate::algorithm::last_step::apply;
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
-use crate::linalg::basis::{Rounding, Size, orthonormal_or_zero, stored_epsilon};
+use crate::linalg::basis::{Rounding, Size, operand_epsilon, orthonormal_or_zero, stored_epsilon};
 use crate::linalg::low_rank::{
     Factored, add_product, back_project, decay_and_add_product, project, set_product, sketches,
 };
@@ -58,7 +58,7 @@ impl Dion {
 
     /// Relative rounding of the momentum's elements as products of this type have them.
     pub(super) fn stored(&self, momentum: DType, product: DType) -> f64 {
-        stored_epsilon(momentum).max(stored_epsilon(self.operand(product)))
+        stored_epsilon(momentum).max(operand_epsilon(self.operand(product)))
     }
 
     /// Storage of the momentum, the same for all of the bucket's matrices.
