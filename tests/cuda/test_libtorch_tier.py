@@ -95,6 +95,10 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     ),
 ]
 
+PRODUCTS = {"Muon": {"orth_dtype": "float32"}, "NorDion2": {"orth_dtype": "float32"}}
+"""Which kernel multiplies bfloat16 matrices depends on the processor."""
+CASES = [(name, {**keys, **PRODUCTS.get(name, {})}, dtype) for name, keys, dtype in CASES]
+
 
 OF_LINES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     (name, {"state_dtype": dtype, "orth_dtype": "float32"}, torch.float32)
