@@ -49,7 +49,7 @@ pub use ops::columns::{
 pub use ops::convert::Convert;
 pub use ops::decode::rows;
 pub use ops::direction::Direction;
-pub use ops::divided::divide_parts;
+pub use ops::divided::{LEAST_DIVISOR, divide_parts};
 pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,

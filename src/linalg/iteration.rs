@@ -9,12 +9,12 @@ use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
 use super::library::{Divisor, Library, OneThread, SPREAD_FROM, normalize};
-use super::packed::{self, Packed, TINY};
+use super::packed::{self, Packed};
 use super::products::Products;
 use super::steps::{Step, iterate, iterate_gram, plan};
 use super::views;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Kernel, has_symmetric_product};
+use crate::kernels::{self, Kernel, LEAST_DIVISOR, has_symmetric_product};
 use crate::tensor::{DType, FlatView, FlatViewMut};
 use crate::threads;
 
@@ -217,7 +217,7 @@ impl Iteration<'_> {
         }
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
-        packed::scale(x.reborrow(), ((norm * factor + self.epsilon) * scale).max(TINY).recip());
+        packed::scale(x.reborrow(), ((norm * factor + self.epsilon) * scale).max(LEAST_DIVISOR).recip());
         let (mut memory, kept) = memory.split_at(Packed::elements(kernel, shape, self.squares()));
         if !self.guarded(kernel.dtype()) {
             let mut products = Packed::new(kernel, x, shape, self.squares(), memory, spread)?;

@@ -6,7 +6,7 @@ use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number, product};
 use super::views;
 use crate::error::{Error, Result};
-use crate::kernels::{divide_parts, on_device, squares_of_parts, symmetric_product};
+use crate::kernels::{LEAST_DIVISOR, divide_parts, on_device, squares_of_parts, symmetric_product};
 use crate::tensor::FlatView;
 
 /// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.
@@ -298,7 +298,7 @@ impl Divisor<'_> {
         };
         // The smallest divisor keeps a zero matrix zero when epsilon is zero. NaN stays NaN.
         let divisor_g11 = norm_g11.f_mul_scalar(self.factor * self.start)?;
-        let divisor_g11 = divisor_g11.f_add_scalar(self.epsilon * self.start)?.f_clamp_min(1e-37)?;
+        let divisor_g11 = divisor_g11.f_add_scalar(self.epsilon * self.start)?.f_clamp_min(LEAST_DIVISOR)?;
         Ok(divisor_g11.f_reciprocal()?.f_to_kind(gram_kind(x_gmn)?)?)
     }
 }

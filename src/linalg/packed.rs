@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use super::products::Products;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Combine, Job, Kernel, Operand, Outcome, Product, Scale, Side, WideSquares};
+use crate::kernels::{
+    self, Combine, Job, Kernel, LEAST_DIVISOR, Operand, Outcome, Product, Scale, Side, WideSquares,
+};
 use crate::tensor::{FlatView, FlatViewMut};
 
 /// Elements of the long side of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
@@ -272,7 +274,7 @@ impl Products for Packed<'_> {
             norm = (norm * norm + s * (2.0 * kernels::trace(&d, k) + rows * s)).max(0.0).sqrt();
         }
         let norm = norm.sqrt().sqrt();
-        let by = (norm * factor).max(TINY).recip();
+        let by = (norm * factor).max(LEAST_DIVISOR).recip();
         self.pending *= by;
         Ok(by)
     }
@@ -283,9 +285,6 @@ impl Products for Packed<'_> {
         Ok(())
     }
 }
-
-/// The smallest divisor, whose reciprocal is a float32: a zero matrix stays zero.
-pub(super) const TINY: f64 = 1e-37;
 
 /// Frobenius norm, in float64.
 pub(super) fn norm(x: &FlatView<'_>) -> f64 {

@@ -3,6 +3,7 @@
 #![allow(clippy::inline_always)] // formulas must be compiled inside their caller's instruction set
 
 use super::declare::{kernel, operation};
+use super::scaled::at_least;
 use crate::error::Result;
 use crate::kernels::formula::{Num, Own};
 use crate::kernels::libtorch::on_device;
@@ -12,8 +13,8 @@ use crate::kernels::ops::sum_of_squares::squares_there;
 use crate::tensor::FlatView;
 
 const SOURCES: &[&str] = &["updates.cu"];
-/// The least norm that is divided by: a zero matrix stays zero.
-const LEAST: f64 = 1e-37;
+/// The least divisor, whose reciprocal is a float32: a zero matrix stays zero.
+pub const LEAST_DIVISOR: f64 = 1e-37;
 
 operation! {
     /// `y ← x / max(factor·√s + epsilon, 1e-37)` with Σ x² of each job as s. Operands: x, y.
@@ -34,9 +35,7 @@ impl Formula<2, 1, 1> for Divided {
 
     #[inline(always)]
     fn constants<V: Num>(s: DividedScalars<V::Wide>, own: &Own<V::Wide>) -> V {
-        let (divisor, least) = (s.factor * own.live[0].sqrt() + s.epsilon, V::Wide::of(LEAST));
-        // NaN stays.
-        V::narrow(V::Wide::of(1.0) / V::Wide::select(divisor.lt(least), least, divisor))
+        V::narrow(V::Wide::of(1.0) / at_least(s.factor * own.live[0].sqrt() + s.epsilon, LEAST_DIVISOR))
     }
 
     #[inline(always)]

@@ -79,7 +79,7 @@ impl Formula<2, 1, 1> for Scaled {
 
 /// The larger one of both; NaN stays.
 #[inline(always)]
-fn at_least<W: Num>(x: W, least: f64) -> W {
+pub(super) fn at_least<W: Num>(x: W, least: f64) -> W {
     let least = W::of(least);
     W::select(x.lt(least), least, x)
 }
