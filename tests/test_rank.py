@@ -284,19 +284,19 @@ def test_momenta_of_8_bits_are_decoded(tmp_path: Path) -> None:
     assert_shares(made, {"0.weight": shares(decoded, QUARTER, HALF)})
 
 
-@pytest.mark.parametrize("of_model", ["beside", "apart", "missing"])
+@pytest.mark.parametrize("of_model", ["same file", "own file", "missing"])
 def test_numbers_get_the_names_of_a_model_whose_shapes_agree(tmp_path: Path, of_model: str) -> None:
     model, _ = trained()
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.step()
     content = {"optimizer": optimizer.state_dict()}
-    if of_model == "beside":
+    if of_model == "same file":
         content["state_dict"] = model.state_dict()
-    names = saved(tmp_path, model.state_dict(), "model.pt") if of_model == "apart" else None
+    names = saved(tmp_path, model.state_dict(), "model.pt") if of_model == "own file" else None
     made = looked_at(saved(tmp_path, content), names=names)
     assert made.key == "exp_avg"
     wanted = [*momenta(model, optimizer, "exp_avg").values()]
-    prefix = "state_dict." if of_model == "beside" else ""
+    prefix = "state_dict." if of_model == "same file" else ""
     keys = (
         ["parameter 0", "parameter 4"]
         if of_model == "missing"
@@ -536,7 +536,7 @@ def test_tensor_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
 def test_part_of_a_tensor_is_refused() -> None:
     part = torch.ones(2, 2)
     part.placements = ()  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="w is a DTensor, of which a file holds one rank's part"):
+    with pytest.raises(ValueError, match="w is a DTensor, and a file holds one rank's part of it"):
         whole(part, "w")
 
 
@@ -600,12 +600,12 @@ def test_file_that_is_no_whole_archive_is_refused(tmp_path: Path, damage: str) -
 
 
 @pytest.mark.parametrize(
-    ("codes", "scales"), [("float32", "float32"), ("uint8", "float64"), ("uint8", "uint8")]
+    ("quantized", "scales"), [("float32", "float32"), ("uint8", "float64"), ("uint8", "uint8")]
 )
 def test_quantized_values_and_scales_of_other_types_are_refused(
-    tmp_path: Path, codes: str, scales: str
+    tmp_path: Path, quantized: str, scales: str
 ) -> None:
-    content = state_dict(a=torch.ones(4, 4, dtype=getattr(torch, codes)))
+    content = state_dict(a=torch.ones(4, 4, dtype=getattr(torch, quantized)))
     content["state"][0]["momentum_absmax"] = torch.ones(4, 1, dtype=getattr(torch, scales))
     with pytest.raises(ValueError, match="a: 8-bit values need scales in float32"):
         looked_at(saved(tmp_path, content))
@@ -649,8 +649,8 @@ def test_output_is_two_tables_and_the_rank_fraction(path: Path, capsys: pytest.C
         "a.1.w  2×2    0.9  1  0.5\n\n"
         "kind   parameters  elements  1/2   1  0.85 at\n"
         "a.*.w  2           8         0.85  1  0.75\n\n"
-        "rank_fraction=0.5: parameters with at least half of the elements keep 0.85 of their energy, each "
-        "of its own; all of them do from 1.000 on\n"
+        "rank_fraction=0.5 keeps 0.85 of the energy for half of the elements\n"
+        "rank_fraction=1.000 keeps it for all parameters\n"
     )
 
 

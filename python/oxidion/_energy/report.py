@@ -124,13 +124,14 @@ class Report:
             for row in self.rows
         ]
         most = max(row.needed for row in self.rows)
-        last = (
-            f"rank_fraction={self.rank_fraction:g}: parameters with at least half of the elements keep "
-            f"{self.energy:g} of their energy, each of its own; all of them do from {most:.3f} on"
-        )
+        half, share = self.rank_fraction, self.energy
+        last = [
+            f"rank_fraction={half:g} keeps {share:g} of the energy for half of the elements",
+            f"rank_fraction={most:.3f} keeps it for all parameters",
+        ]
         left = [f"left out: {name}, {reason}" for name, reason in self.skipped.items()]
         head = f"{self.source}: energy of {self.key} by rank fraction"
-        return "\n\n".join([head, str(Table(each)), str(self.kinds()), "\n".join([*left, last])]) + "\n"
+        return "\n\n".join([head, str(Table(each)), str(self.kinds()), "\n".join([*left, *last])]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON can hold."""

@@ -140,7 +140,8 @@ def save_dcp(
     had fewer gradients than its group has steps gets the count of the group.
 
         with oxidion.checkpoint.whole_folder("run", step) as place:
-            oxidion.checkpoint.save_dcp(place, model, optimizer, extra={"step": step, "wandb_id": None})
+            extra = {"step": step, "wandb_id": None}
+            oxidion.checkpoint.save_dcp(place, model, optimizer, extra=extra)
 
     DCP asks for every key that the loading side has. Its ``train.py`` has the entries "train_loader",
     "val_loader", "step" and "wandb_id" besides. ``load_dcp`` returns them: give them here as ``extra``.

@@ -30,7 +30,8 @@ class OptimizerFactory:
     model to the class, which sorts its parameters::
 
         kwargs = {"optimizer": "Dion", "lr": 0.01, "scalar_lr": 3e-4}
-        trainer = Trainer(model, args, optimizer_cls_and_kwargs=(hf.OptimizerFactory, kwargs))
+        made = (hf.OptimizerFactory, kwargs)
+        trainer = Trainer(model, args, optimizer_cls_and_kwargs=made)
 
     The learning rate is that of ``kwargs``: the Trainer's own does not reach a factory. Its schedulers, which
     scale what the groups have, work as with any optimizer.
@@ -408,8 +409,12 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
 
     ::
 
-        args = TrainingArguments(..., optim_target_modules=["attn", "mlp"], optim_args="rank=64")
-        trainer = Trainer(model, args, optimizer_cls_and_kwargs=hf.from_name("galore_adamw", args))
+        names = ["attn", "mlp"]
+        args = TrainingArguments(
+            ..., optim_target_modules=names, optim_args="rank=64"
+        )
+        made = hf.from_name("galore_adamw", args)
+        trainer = Trainer(model, args, optimizer_cls_and_kwargs=made)
 
     Arguments of the training count as they do there: ``learning_rate``, ``weight_decay``, betas and epsilon
     of Adam, ``optim_args`` and ``optim_target_modules``. Unlike there, decay, betas and epsilon count in all

@@ -7,7 +7,8 @@ Algorithm 1 of the Kimi K2 report (arXiv:2507.20534). For every query head h, wi
 
 and the rows of the head are scaled so that all its logits become ``gamma_h`` times what they were:
 
-    key head g:    sqrt(gamma_g),            gamma_g = min of gamma_h over the query heads h of g
+    gamma_g = min of gamma_h over the query heads h of g
+    key head g:    sqrt(gamma_g)
     query head h:  gamma_h / sqrt(gamma_g)
 
 The product of the two is ``gamma_h``, so a head below the threshold keeps its logits even if it shares its
