@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,10 +44,14 @@ HEAD = (
 )
 PRODUCT = "product"
 """The tests of no area, which are those of `make test`."""
+FAILURES = "OXIDION_FAILED_TESTS"
+"""The variable that names the file to which each area adds its failed tests."""
 NO_DEVICE = "no CUDA device"
 """Why tests on a CUDA device are skipped where there is none."""
 NOT_GREEN = "skipped"
 """What the lock has instead of a digest for a part whose tests were skipped."""
+MOST_SHOWN = 30
+"""Failed tests that are named at the end."""
 NO_CLASS = "-"
 """The part of an area whose tests name no optimizer, or several."""
 PLACES = ("src/algorithm/{}", "src/kernels/ops/{}", "python/oxidion/optim/{}", "python/oxidion/_reference/{}")
@@ -216,12 +221,12 @@ def tests_of(area: Area) -> frozenset[str]:
             pending += _imported(path)
             pending += [f for f in (path.with_name("conftest.py"), TESTS / "conftest.py") if f.is_file()]
     folders = {path.parent for path in found} - {TESTS, TESTS / "support"}
-    beside = {
+    data = {
         name
         for name in tracked()
         if not name.endswith((".py", ".md")) and any((ROOT / name).is_relative_to(f) for f in folders)
     }
-    return frozenset(str(path.relative_to(ROOT)) for path in found) | beside
+    return frozenset(str(path.relative_to(ROOT)) for path in found) | data
 
 
 @cache
@@ -345,6 +350,7 @@ class Recorder:
         self.area, self.only_changed = area, only_changed
         self.passed: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
+        self.failed: list[str] = []
         self.parts = (NO_CLASS, *settings().classes)
         self.green = {part for part in self.parts if is_green(area, part)}
         self.before = [digest(area, part) for part in self.parts]
@@ -355,6 +361,8 @@ class Recorder:
         from support.spread import without_group
 
         test = without_group(report.nodeid)
+        if report.failed:
+            self.failed.append(f"{self.area.name}: {test}")
         if area_of(test) == self.area.name:
             self.passed[class_of(test)] += report.when == "call" and report.passed
             self.skipped[class_of(test)] += report.skipped and NO_DEVICE not in str(report.longrepr)
@@ -362,6 +370,9 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Records what has passed; nothing if a test failed or a file has changed meanwhile."""
+        if FAILURES in os.environ:
+            with Path(os.environ[FAILURES]).open("a") as file:
+                file.writelines(f"{line}\n" for line in self.failed)
         seconds = time.monotonic() - self.start
         passed, skipped = sum(self.passed.values()), sum(self.skipped.values())
         print(f"\narea {self.area.name}: {passed} passed, {skipped} skipped in {seconds:.0f} s")
@@ -429,8 +440,16 @@ def main() -> int:
             f"no area {', '.join(unknown)}: expected all or some of {', '.join(settings().areas)}"
         )
     only_changed = not names
-    codes = [run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()]
-    return int(any(codes))  # a process that a signal ended has a negative one
+    with tempfile.NamedTemporaryFile("r", suffix=".txt") as failures:
+        os.environ[FAILURES] = failures.name
+        statuses = {
+            n: run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()
+        }
+        # Once more at the end: the log of a run of all areas is long.
+        print(*failures.read().splitlines()[:MOST_SHOWN], sep="\n")
+    if failed := [name for name, status in statuses.items() if status]:
+        print(f"not green: {', '.join(failed)}")
+    return int(any(statuses.values()))  # a process that a signal ended has a negative one
 
 
 if __name__ == "__main__":

@@ -126,3 +126,17 @@ def test_part_that_was_mostly_skipped_differs_later(
     assert areas.is_green(area, areas.NO_CLASS) == green
     assert ("stress" in areas.differing()) != green
     areas.recorded.cache_clear()
+
+
+def test_failed_tests_are_named_after_all_areas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(areas.FAILURES, str(tmp_path / "failures.txt"))
+    for name in ("stress", "timing"):
+        recorder = areas.Recorder(areas.settings().areas[name], only_changed=False)
+        for test, outcome in (("tests/test_a.py::test_a", "failed"), ("tests/test_a.py::test_b", "passed")):
+            place = (test.partition("::")[0], 1, "test")
+            recorder.pytest_runtest_logreport(
+                pytest.TestReport(test, place, {}, outcome, None, "call")  # type: ignore[arg-type]
+            )
+        recorder.pytest_sessionfinish(pytest.ExitCode.TESTS_FAILED)
+    lines = (tmp_path / "failures.txt").read_text().splitlines()
+    assert lines == [f"{name}: tests/test_a.py::test_a" for name in ("stress", "timing")]
