@@ -31,7 +31,7 @@ REPORT ?= .device/out/report.json
 
 VENV := $(CURDIR)/.venv
 RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock src/torch_names.txt src/torch_shim.cpp
-# What is compiled against torch's headers: the library beside the core, and the one that tests of the core run with.
+# What is compiled against torch's headers: the library next to the core, and the one that tests of the core run with.
 SHIM := python/build_shim.py python/oxidion/_torch/compiler.py src/torch_names.txt src/torch_shim.cpp Cargo.lock
 SHIM_OF_TESTS := target/shim/test/liboxidion_torch.so
 LIBRARIES = $(CURDIR)/$(dir $(SHIM_OF_TESTS)):$$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
@@ -59,7 +59,7 @@ comma := ,
 OTHER := $(CURDIR)/.cache/torch/$(TORCH)
 export OXIDION_SHIMS ?= $(VENV)
 
-# maturin asks the `python` on PATH; a conda environment beside VIRTUAL_ENV confuses maturin.
+# maturin asks the `python` on PATH; a conda environment and VIRTUAL_ENV at once confuse maturin.
 export PATH := $(VENV)/bin:$(PATH)
 export VIRTUAL_ENV := $(VENV)
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1

@@ -176,13 +176,13 @@ def started(options: argparse.Namespace, job: Settings) -> dict[str, Any]:
     name = f"{options.name}.json"
     settings = {key: value for key, value in asdict(job).items() if key not in OWN}
     result = {**harness.facts(), "settings": settings, "runs": []}
-    file, way_out = options.runs / name, "Give another --name, or --fresh to start over"
+    file, advice = options.runs / name, "Give another --name, or --fresh to start over"
     if options.fresh:
         return result
     if not file.exists():
         if (options.out / name).exists():
             why = f"{options.out / name} is the summary of runs that are not in {options.runs}"
-            raise SystemExit(f"{why}. {way_out}")
+            raise SystemExit(f"{why}. {advice}")
         return result
     there: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     for key in ("settings", "versions", "threads", "machine"):
@@ -190,7 +190,7 @@ def started(options: argparse.Namespace, job: Settings) -> dict[str, Any]:
         if key == "machine":
             old, new = ({part: side[part] for part in ("cpu", "cores", "python")} for side in (old, new))
         if old != new:
-            raise SystemExit(f"{file} was written with other {key}: {old}, now {new}. {way_out}")
+            raise SystemExit(f"{file} was written with other {key}: {old}, now {new}. {advice}")
     return {**result, "runs": there["runs"]}
 
 

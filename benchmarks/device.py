@@ -273,8 +273,8 @@ class Run:
         }[item.how](item, limit)
         if item.how == "suite" and self.device == EMULATED:
             env["OXIDION_TEST_DEVICE"] = EMULATED
-        codes = (0, 1) if item.how == "check" else (0,)  # 1: a part has failed
-        return runner.Part(item.name, limit, self.start(words, env), env=env, statuses=codes)
+        statuses = (0, 1) if item.how == "check" else (0,)  # 1: a part has failed
+        return runner.Part(item.name, limit, self.start(words, env), env=env, statuses=statuses)
 
     def _number(self) -> str:
         return EMULATED if self.device == EMULATED else "0"

@@ -272,7 +272,7 @@ def summed_up(gathered: list[Any]) -> dict[str, Any]:
 def tables(run_: dict[str, Any]) -> str:
     """The table of a run."""
     shapes = ", ".join(f"{many * run_['layers']} of {m} x {n}" for (m, n), many in LAYER.items())
-    head = ["package", "optimizer", "travels as", "collectives", "MB given", "MB sent", "`plan()` says sent"]
+    head = ["package", "optimizer", "dtype sent", "collectives", "MB given", "MB sent", "`plan()` says sent"]
     rows = [
         [row["source"], row["name"], row["dtype"]]
         + [", ".join(f"{many} {kind}" for kind, many in row["calls"].items())]

@@ -226,7 +226,7 @@ def tables(run_: dict[str, Any]) -> list[str]:
         f"{run_['ranks']} processes, {rates}; estimated / measured {min(ratios):.2f} to {max(ratios):.2f}",
         table(["collective", "latency", "bytes/s"], links),
         table(["optimizer", "measured", "estimated", "of it communication"], times),
-        f"More than {CLEARLY:g} times apart, and estimated the other way: {'; '.join(wrong) or 'none'}.",
+        f"More than {CLEARLY:g} times as long, though estimated to be shorter: {'; '.join(wrong) or 'none'}.",
     ]
 
 

@@ -110,7 +110,7 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     tuning.add_argument(
         "--scalar-lr",
         type=_positive,
-        help="learning rate of embedding, head and norms beside a matrix algorithm",
+        help="learning rate of embedding, head and norms, where a matrix algorithm steps the others",
     )
     tuning.add_argument(
         "--rank-fraction",

@@ -374,8 +374,8 @@ def build_parser() -> argparse.ArgumentParser:
         ("--dtype", tuple(DTYPES), "float32", "parameters"),
         ("--device", ("cpu", "cuda"), "cpu", "gloo or NCCL"),
         ("--checkpoint", Path, None, "folder of the run's checkpoints; one is written at the end"),
-        ("--save-every", int, 0, "and every so many steps"),
-        ("--keep", int, 2, "newest checkpoints that stay"),
+        ("--save-every", int, 0, "steps between two others"),
+        ("--keep", int, 2, "newest checkpoints to keep"),
         ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
         (
             "--resume",
@@ -385,7 +385,7 @@ def build_parser() -> argparse.ArgumentParser:
             "auto: the newest checkpoint in the folder of --checkpoint, if there is one",
         ),
         ("--json", Path, None, "file for settings, losses and times"),
-        ("--tolerance", float, math.inf, "--compare fails where losses are further apart"),
+        ("--tolerance", float, math.inf, "--compare fails where losses differ by more"),
     ]
     for name, kind, default, text in options:
         accept: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
@@ -450,10 +450,10 @@ def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 def join(parser: argparse.ArgumentParser, device: str) -> None:
     """Joins the processes of torchrun; leaves through ``parser.error`` where they would not meet."""
-    is_anew = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if is_anew and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if is_restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         parser.error(  # https://github.com/pytorch/pytorch/issues/135712
-            "torchrun has started the processes anew with the store of those before, which still has their "
+            "torchrun has restarted the processes with the same store, which still has their old "
             "addresses: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
         )
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
@@ -509,8 +509,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank == 0 and options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1))
-    apart = report.get("largest_difference", -math.inf) > options.tolerance
-    return 1 if apart or not all(map(math.isfinite, training.losses)) else 0
+    differs = report.get("largest_difference", -math.inf) > options.tolerance
+    return 1 if differs or not all(map(math.isfinite, training.losses)) else 0
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def called_for(files: Iterable[str]) -> list[Path]:
         module = Path(name).stem
         if name.endswith(".py") and name.startswith(("python/", "tests/")) and not module.startswith("test_"):
             used = re.compile(rf"^(?:from|import) .*\b{module}\b", re.MULTILINE)
-            beside = (ROOT / name).parent
-            folder = beside if name.startswith("tests/") and beside != TESTS / "support" else TESTS
+            own = (ROOT / name).parent
+            folder = own if name.startswith("tests/") and own != TESTS / "support" else TESTS
             found.update(path for path in texts if path.is_relative_to(folder) and used.search(texts[path]))
     return sorted(found)
 

@@ -297,8 +297,8 @@ def test_irregular_file_is_not_whole(tmp_path: Path, kind: str, which: Callable[
     with pytest.raises(OSError, match=r"symbolic links|must be a regular file"):
         read_private(place)
     if kind != "folder":
-        assert whole(kept(tmp_path, b"made anew")) == b"made anew"
-        assert moved.read_bytes() != b"made anew"
+        assert whole(kept(tmp_path, b"made again")) == b"made again"
+        assert moved.read_bytes() != b"made again"
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])

@@ -171,8 +171,8 @@ def test_state_dicts_of_both_are_loaded() -> None:
     go(theirs, other, range(3, 5))
     go(ours, made, range(3, 5))
     moved = [float((param.detach() - old).norm()) for param, old in zip(ours, before, strict=True)]
-    apart = [float((a - b).detach().norm()) for a, b in zip(ours, theirs, strict=True)]
-    assert all(each < 0.02 * way for each, way in zip(apart, moved, strict=True))
+    distances = [float((a - b).detach().norm()) for a, b in zip(ours, theirs, strict=True)]
+    assert all(each < 0.02 * way for each, way in zip(distances, moved, strict=True))
 
 
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])

@@ -274,7 +274,7 @@ WRONG: dict[str, tuple[str, Spoil, str]] = {
         lambda sd: {**sd, "state": {str(key): state for key, state in sd["state"].items()}},
         r"has states under \['0', .*, and its groups list \[0, .* keys the type that they were saved with",
     ),
-    "step that is no number": (
+    "step that is not a number": (
         "came-pytorch",
         lambda sd: {**sd, "state": {0: {**sd["state"][0], "step": float("nan")}}},
         r"step must be a finite number >= 0, got nan \(the state of parameter 0 of group 0",

@@ -36,14 +36,14 @@ From 2 MiB of parameters on, memory is asked for ahead, so all but the least siz
 
 @pytest.mark.parametrize("name", CASES)
 def test_time_is_linear_in_the_number_of_parameters(name: str) -> None:
-    shape, apart = CASES[name]
-    counts = [count // 4 if apart else count for count in COUNTS]
+    shape, own_groups = CASES[name]
+    counts = [count // 4 if own_groups else count for count in COUNTS]
     least: dict[int, dict[str, float]] = defaultdict(dict)
     with computing_threads(1):
-        taken(name, shape, 2, apart)  # imports and first uses
+        taken(name, shape, 2, own_groups)  # imports and first uses
         for _ in range(ROUNDS):
             for count in counts:
-                for what, seconds in taken(name, shape, count, apart).items():
+                for what, seconds in taken(name, shape, count, own_groups).items():
                     least[count][what] = min(seconds, least[count].get(what, math.inf))
             overall, at_the_end = (fitted(least, first, counts[-1]) for first in counts[:-1])
             if max(overall.values()) <= MOST and max(at_the_end.values()) <= MOST_AT_THE_END:
@@ -62,12 +62,12 @@ def fitted(least: Mapping[int, Mapping[str, float]], few: int, many: int) -> dic
     }
 
 
-def taken(name: str, shape: tuple[int, ...], count: int, apart: bool) -> dict[str, float]:
+def taken(name: str, shape: tuple[int, ...], count: int, own_groups: bool) -> dict[str, float]:
     """CPU seconds of each operation on ``count`` parameters."""
     params = [nn.Parameter(torch.zeros(shape)) for _ in range(count)]
     for param in params:
         param.grad = torch.ones(shape)
-    given = [{"params": [param]} for param in params] if apart else params
+    given = [{"params": [param]} for param in params] if own_groups else params
     made: list[Any] = []
     seconds = {"construction": clocked(lambda: made.append(getattr(oxidion, name)(given)))}
     optimizer, saved = made[0], []

@@ -375,8 +375,8 @@ def test_first_step_with_nearest_rounding_names_the_ways_out(caplog: pytest.LogC
     with caplog.at_level(logging.INFO, logger="oxidion"):
         params[0].grad = torch.ones_like(params[0])
         optimizer.step()
-    told = [r.getMessage() for r in caplog.records]
-    assert [line.split(" are ")[0] for line in told] == ["1 bfloat16 parameters"], "of those with a gradient"
+    texts = [r.getMessage() for r in caplog.records]
+    assert [line.split(" are ")[0] for line in texts] == ["1 bfloat16 parameters"], "of those with a gradient"
     lines = said()
     assert len(lines) == 1
     assert lines[0].startswith("2 bfloat16 parameters are rounded to the nearest")

@@ -92,18 +92,18 @@ def test_child_forked_after_a_step_takes_the_steps_of_its_parent(name: str, size
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
-            told = pipe.read()
+            answer = pipe.read()
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         optimizer.step()
     finally:
         torch.set_num_threads(threads)
-    continued, anew, left = pickle.loads(told)
+    continued, restarted, left = pickle.loads(answer)
     assert left == 2
     wanted = param[0].tolist()
     # Products of one thread add up in another order than those of two.
     assert continued == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    assert anew == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert restarted == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 THREADS = """

@@ -310,7 +310,7 @@ def test_old_folder_that_cannot_be_removed_is_only_a_warning(
     with whole_folder(tmp_path, 30, process_group=OneRank()) as folder:
         (folder / PARTS[0]).write_text("30")
     assert said
-    assert set(said) == {None}, "the other ranks are told of a failure"
+    assert set(said) == {None}, "the other ranks hear of the failure"
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert f"{tmp_path / left} is no longer needed and cannot be removed" in record.getMessage()

@@ -34,7 +34,7 @@ from torchft.process_group import ProcessGroupGloo
 
 import oxidion
 
-APART = 4
+SYNC_EVERY = 4
 """Steps between two synchronizations of the replicas."""
 LIMIT = timedelta(seconds=30)
 
@@ -69,7 +69,7 @@ def train(number: int, name: str, steps: int, lighthouse: str, answers: Any) -> 
         timeout=LIMIT,
     )
     data, losses = torch.Generator().manual_seed(number), []
-    with DiLoCo(manager, [model], inner, outer, sync_every=APART):
+    with DiLoCo(manager, [model], inner, outer, sync_every=SYNC_EVERY):
         for _ in range(steps):
             inputs = torch.randn(64, 32, generator=data)
             with torch.no_grad():
@@ -87,7 +87,7 @@ def main() -> int:
     """Starts both replicas and compares their weights behind the last meeting."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--optimizer", default="Muon", help="class of oxidion that steps within a replica")
-    parser.add_argument("--steps", type=int, default=10 * APART, help="steps, a multiple of those apart")
+    parser.add_argument("--steps", type=int, default=10 * SYNC_EVERY, help="steps, a multiple of SYNC_EVERY")
     options = parser.parse_args()
     server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2)
     spawn = multiprocessing.get_context("spawn")

@@ -26,7 +26,7 @@ const POLAR: &[&str] = &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu
 /// Sources of the kernels of orthonormal columns: libtorch computes them.
 const COLUMNS: &[&str] = &[];
 /// Sources of the kernels of 8-bit quantization.
-const CODES: &[&str] = &["updates.cu", "quantized.cu"];
+const QUANTIZATION: &[&str] = &["updates.cu", "quantized.cu"];
 
 /// Kind of the object that came from Python, which decides how a result is sent back.
 enum Form {
@@ -224,7 +224,7 @@ fn quantize_blockwise<'py>(
     let shape = scales_shape(&values.size(), block_size)?;
     let py = x.py();
     let (quantized, scales) = py.enter(move || {
-        let _there = enter_device(place, stream, true, CODES)?;
+        let _there = enter_device(place, stream, true, QUANTIZATION)?;
         let quantized = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
         let scales = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
         tensor::convert_q8([&quantized, &scales, &values], place, block_size, [signed, true])?;
@@ -267,7 +267,7 @@ fn dequantize_blockwise<'py>(
     }
     let py = absmax.py();
     let values = py.enter(move || {
-        let _there = enter_device(place, stream, true, CODES)?;
+        let _there = enter_device(place, stream, true, QUANTIZATION)?;
         let values = Tensor::f_zeros(quantized.size(), (Kind::Float, quantized.device()))?;
         tensor::convert_q8([&quantized, &scales, &values], place, block_size, [signed, false])?;
         Ok(values)

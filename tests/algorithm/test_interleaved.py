@@ -79,16 +79,16 @@ def test_alternating_rows_go_with_other_settings(name: str, settings: dict[str, 
     own = {**BASE, **settings, "orth_dtype": "float32"}
     keys = {"min_quant_numel": own.pop("min_quant_numel")} if "min_quant_numel" in own else {}
     whole = nn.Parameter(start.to(dtype))
-    apart = [nn.Parameter(part.clone()) for part in parts(whole.detach(), 2)]
+    pieces = [nn.Parameter(part.clone()) for part in parts(whole.detach(), 2)]
     one: Any = CLASSES[name]([{"params": [whole], "interleaved": 2, **keys}], **own)
-    two: Any = CLASSES[name]([{"params": apart, **keys}], **own)
+    two: Any = CLASSES[name]([{"params": pieces, **keys}], **own)
     for grad in grads:
         whole.grad = grad.to(dtype)
-        for param, own_grad in zip(apart, parts(whole.grad, 2), strict=True):
+        for param, own_grad in zip(pieces, parts(whole.grad, 2), strict=True):
             param.grad = own_grad.clone()
         one.step()
         two.step()
-    for part, param, before in zip(parts(weights(one, whole), 2), apart, parts(start, 2), strict=True):
+    for part, param, before in zip(parts(weights(one, whole), 2), pieces, parts(start, 2), strict=True):
         wanted = weights(two, param)
         assert float((part - wanted).norm() / (wanted - before).norm()) < most
     for row in one.verify():

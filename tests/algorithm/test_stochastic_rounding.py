@@ -201,8 +201,8 @@ def test_every_layout_rounds_alike(
         mesh.step(lambda _rank, grad=grad: [grad])
     assert (param.detach() != full).double().mean() >= 0.05
     for rank in mesh.ranks:
-        apart = rank.params[0] != cut(param.detach(), spans(full.shape, layout, axes, rank.at))
-        assert apart.sum() <= share * full.numel()
+        differing = rank.params[0] != cut(param.detach(), spans(full.shape, layout, axes, rank.at))
+        assert differing.sum() <= share * full.numel()
 
 
 def test_verify_looks_at_the_step_not_at_chance() -> None:

@@ -305,7 +305,7 @@ def test_norm_is_constant_with_states_of_eight_bits(name: str) -> None:
     for _ in range(20):
         param.grad = torch.randn_like(param)
         optimizer.step()
-    assert any("absmax" in key for key in optimizer.state[param]), "no state is of codes"
+    assert any("absmax" in key for key in optimizer.state[param]), "no state is quantized"
     assert abs(float(param.detach().double().norm()) / norm - 1) <= 1e-6
 
 

@@ -100,7 +100,7 @@ def _bad_constructions(cls: type[torch.optim.Optimizer], dtype: torch.dtype) -> 
             "lr as a Tensor is not supported for capturable=False and foreach=True",
         ),
         _error(None, {"differentiable": True}, RuntimeError, "differentiable"),
-        _error([("codes", torch.zeros(2, 3, dtype=torch.int32))], {}, TypeError, "codes"),
+        _error([("labels", torch.zeros(2, 3, dtype=torch.int32))], {}, TypeError, "labels"),
         _error([("phases", torch.zeros(2, 3, dtype=torch.complex64))], {}, TypeError, "phases"),
     ]
     if cls.__name__ not in LEAST:

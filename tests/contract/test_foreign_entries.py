@@ -47,7 +47,7 @@ def test_entry_of_no_parameter_is_kept_and_left_alone(case: Case, entry: tuple[A
     optimizer.state["more"] = object()
     run_steps(optimizer, model, range(2, 4))
     run_steps(plain, same, range(2, 4))
-    assert optimizer._session is session, "nothing is planned anew"
+    assert optimizer._session is session, "nothing is planned again"
     optimizer.synchronize_for_checkpoint()
     optimizer.plan()
     optimizer.explain()

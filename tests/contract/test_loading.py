@@ -570,11 +570,11 @@ def test_steps_without_states_are_reported_once(case: Case, caplog: pytest.LogCa
     cold.load_state_dict(saved)
     with caplog.at_level(logging.WARNING, "oxidion"):
         run_steps(cold, other, range(2))
-    told = [
+    warnings = [
         record for record in caplog.records if "its checkpoint has 2 steps and no states" in record.message
     ]
-    assert len(told) == len(cold.param_groups)
-    assert "init_state() before its state_dict()" in told[0].message
+    assert len(warnings) == len(cold.param_groups)
+    assert "init_state() before its state_dict()" in warnings[0].message
     caplog.clear()
     with caplog.at_level(logging.WARNING, "oxidion"):
         optimizer.load_state_dict(optimizer.state_dict())

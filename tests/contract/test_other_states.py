@@ -74,8 +74,8 @@ def test_torch_states_are_refused_where_training_would_restart(algorithm: str, n
     saved = stepped(*TORCH[name]).state_dict()
     optimizer = stepped(*own(algorithm))
     before = copy.deepcopy(snapshot(optimizer))
-    way_out = r"another optimizer\. Load them into its class|import_state_dict\(\) makes it"
-    with pytest.raises(ValueError, match=rf"parameter 0 of group 0: .*({way_out})"):
+    advice = r"another optimizer\. Load them into its class|import_state_dict\(\) makes it"
+    with pytest.raises(ValueError, match=rf"parameter 0 of group 0: .*({advice})"):
         optimizer.load_state_dict(saved)
     assert_same(snapshot(optimizer), before)
 

@@ -79,14 +79,16 @@ def test_copies_take_groups_with_own_keys(again: Any) -> None:
 
 def test_groups_of_a_model_have_own_keys() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    told: dict[str, Any] = {"extra_keys": ["lr_mult"], "summary": False}
-    by_name: Any = oxidion.Muon(model, overrides={"0.*": {"lr_mult": 4.0}}, **told)
-    handed: Any = oxidion.Muon([{"params": list(model.parameters()), "lr_mult": 3.0}], model=model, **told)
-    apart = oxidion.param_groups(model, "muon", overrides={"0.weight": {"lr_mult": 4.0}}, **told)
+    settings: dict[str, Any] = {"extra_keys": ["lr_mult"], "summary": False}
+    by_name: Any = oxidion.Muon(model, overrides={"0.*": {"lr_mult": 4.0}}, **settings)
+    handed: Any = oxidion.Muon(
+        [{"params": list(model.parameters()), "lr_mult": 3.0}], model=model, **settings
+    )
+    sorted_groups = oxidion.param_groups(model, "muon", overrides={"0.weight": {"lr_mult": 4.0}}, **settings)
     assert [group.get("lr_mult") for group in by_name.param_groups] == [4.0, None, 4.0, None]
     assert [group["lr_mult"] for group in handed.param_groups] == [3.0, 3.0]
-    assert sorted(group.get("lr_mult", 0.0) for group in apart) == [0.0, 0.0, 4.0]
-    assert len(oxidion.Muon(apart, extra_keys=["lr_mult"]).param_groups) == 3
+    assert sorted(group.get("lr_mult", 0.0) for group in sorted_groups) == [0.0, 0.0, 4.0]
+    assert len(oxidion.Muon(sorted_groups, extra_keys=["lr_mult"]).param_groups) == 3
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_factory_of_the_trainer_hands_own_keys_on() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     groups = {"overrides": {"0.weight": {"lr_mult": 2.0}}, "summary": False}
     for place in ({"extra_keys": ["lr_mult"]}, {}):
-        beside = {} if place else {"extra_keys": ["lr_mult"]}
+        more = {} if place else {"extra_keys": ["lr_mult"]}
         made: Any = oxidion.compat.hf.OptimizerFactory()(
-            model, "Muon", lr=0.1, groups={**groups, **place}, **beside
+            model, "Muon", lr=0.1, groups={**groups, **place}, **more
         )
         assert [group.get("lr_mult") for group in made.param_groups] == [2.0, None, None]
 

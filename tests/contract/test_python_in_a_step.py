@@ -376,7 +376,7 @@ FUNCTIONS: dict[str, Callable[[Any], object]] = {
     "newton_schulz": oxidion.functional.newton_schulz,
     "cholesky_qr": oxidion.functional.cholesky_qr,
     "quantize_blockwise": oxidion.functional.quantize_blockwise,
-    "codes": lambda x: oxidion.functional.dequantize_blockwise(x, torch.ones(8, 1)),
+    "quantized": lambda x: oxidion.functional.dequantize_blockwise(x, torch.ones(8, 1)),
     "absmax": lambda x: oxidion.functional.dequantize_blockwise(torch.ones(8, 8, dtype=torch.uint8), x),
 }
 
@@ -385,7 +385,7 @@ FUNCTIONS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("number", range(len(IMPOSTORS)))
 def test_function_refuses_what_has_no_memory(name: str, number: int) -> None:
     x = IMPOSTORS[number]()
-    if name == "codes" and number in (3, 4):
+    if name == "quantized" and number in (3, 4):
         x = torch.ones(8, 8, dtype=torch.uint8)
         x.untyped_storage().resize_(0 if number == 3 else 16)
     # Of a tensor whose class was changed torch refuses to tell the device.

@@ -179,10 +179,10 @@ def test_momentum_shown_by_lightning_is_that_of_the_next_step(
     group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
     seen = []
     for seed in range(6):
-        told = shown(optimizer, group)
+        value = shown(optimizer, group)
         run_steps(optimizer, model, range(seed, seed + 1))
-        assert told == group[factor] == shown(optimizer, group)
-        seen.append(told)
+        assert value == group[factor] == shown(optimizer, group)
+        seen.append(value)
         if scheduler:
             scheduler.step()
     assert len(set(seen)) == 1 if make is None else len(set(seen)) >= 3

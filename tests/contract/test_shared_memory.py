@@ -102,7 +102,7 @@ def test_weights_that_come_to_share_memory_are_refused_unchanged() -> None:
 VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "transposed": (lambda room: room, lambda room: room.t()),
     "columns of all": (lambda room: room, lambda room: room[:, :4]),
-    "rows apart of all": (lambda room: room, lambda room: room[::2]),
+    "every second row": (lambda room: room, lambda room: room[::2]),
     "columns that overlap": (lambda room: room[:, :5], lambda room: room[:, 4:]),
     "columns and rows": (lambda room: room[:, 2:4], lambda room: room[3:5]),
     "columns around the end": (lambda room: room[1:, 7:], lambda room: room[:, 6:]),
@@ -113,7 +113,7 @@ VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.T
     "every second and third": (lambda room: room.view(-1)[::2], lambda room: room.view(-1)[::3]),
     "another shape": (lambda room: room.view(4, 16)[:, :9], lambda room: room.t()),
 }
-APART: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+DISJOINT: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "columns": (lambda room: room[:, :4], lambda room: room[:, 4:]),
     "columns, transposed": (lambda room: room[:, :3].t(), lambda room: room[:, 3:].t()),
     "rows": (lambda room: room[::2], lambda room: room[1::2]),
@@ -160,10 +160,10 @@ def test_view_that_grows_into_another_from_its_start_is_refused(before: Any) -> 
     assert other.eq(-1).all()
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", DISJOINT)
 def test_views_without_an_element_in_common_are_stepped(name: str) -> None:
     room = torch.zeros(8, 8)
-    views = [view(room) for view in APART[name]]
+    views = [view(room) for view in DISJOINT[name]]
     optimizer = oxidion.Lion([with_gradient(view, torch.ones_like(view)) for view in views], lr=1.0)
     for _ in range(2):
         optimizer.step()

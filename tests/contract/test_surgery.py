@@ -53,7 +53,13 @@ def test_expanded_parameter_is_refused_before_others_are_written() -> None:
 
 
 OVERLAPPING = [((4, 4), (1, 1)), ((3, 5), (0, 1)), ((4, 4), (3, 1)), ((2, 3, 4), (4, 3, 1)), ((5, 5), (4, 2))]
-APART = [((4, 5), (1, 4)), ((3, 2), (2, 3)), ((2, 3, 4), (1, 2, 6)), ((5, 1), (1, 1)), ((4, 4), (10, 2))]
+INTERLEAVED = [
+    ((4, 5), (1, 4)),
+    ((3, 2), (2, 3)),
+    ((2, 3, 4), (1, 2, 6)),
+    ((5, 1), (1, 1)),
+    ((4, 4), (10, 2)),
+]
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "Adafactor"])
@@ -71,7 +77,7 @@ def test_parameter_that_overlaps_itself_is_refused_when_bound(
     assert bool((memory == 1).all())
 
 
-@pytest.mark.parametrize(("shape", "strides"), APART, ids=str)
+@pytest.mark.parametrize(("shape", "strides"), INTERLEAVED, ids=str)
 def test_parameter_whose_elements_are_interleaved_is_taken(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:

@@ -160,11 +160,11 @@ def test_vector_in_a_matrix_group_without_strict_takes_adamw(case: Case, shape: 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64], ids=str)
 def test_integer_and_complex_parameters_raise_with_their_names(case: Case, dtype: torch.dtype) -> None:
     wrong = torch.zeros(4, 3, dtype=dtype)
-    with pytest.raises((TypeError, ValueError), match="codes"):
-        case.new([("weight", matrix()), ("codes", wrong)])
+    with pytest.raises((TypeError, ValueError), match="labels"):
+        case.new([("weight", matrix()), ("labels", wrong)])
     optimizer = case.new([("weight", matrix())])
-    with pytest.raises((TypeError, ValueError), match="codes"):
-        optimizer.add_param_group({"params": [("codes", wrong)]})
+    with pytest.raises((TypeError, ValueError), match="labels"):
+        optimizer.add_param_group({"params": [("labels", wrong)]})
     assert len(params_of(optimizer)) == 1
 
 

@@ -16,7 +16,7 @@ from .jobs import MOST_OPERANDS, MOST_SCALARS, PIECE, TYPES, Job, Scalars
 
 QUANTIZED_THREADS, MOST_SPANS = 128, 4
 MOST_QUANTIZED = {"many": 96, "wide": 32}
-CODES, MASTER = {True: 4, False: 5}, 6
+QUANTIZED_TYPE, MASTER = {True: 4, False: 5}, 6
 GUARD = 4096
 
 
@@ -210,10 +210,10 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 Operand = Plain | Quantized
 
 
-def decoded(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
+def decoded(quantized: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
     """Dequantized values, float32."""
-    wide = scales.repeat_interleave(block, dim=-1)[..., : codes.shape[-1]]
-    return book.book(signed).float()[codes.long()] * wide
+    wide = scales.repeat_interleave(block, dim=-1)[..., : quantized.shape[-1]]
+    return book.book(signed).float()[quantized.long()] * wide
 
 
 def tell_rounding(job: QuantizedJob, operands: Sequence[Operand]) -> None:
@@ -268,7 +268,7 @@ def quantized_table(
             start = operand.part.start if isinstance(operand, Quantized) else 0
             job.plain.operand[n] = operand.values.data_ptr() + start * operand.values.element_size()
             if isinstance(operand, Quantized):
-                job.plain.type[n] = CODES[operand.signed]
+                job.plain.type[n] = QUANTIZED_TYPE[operand.signed]
                 job.scales[n] = operand.scales.data_ptr() + 4 * number
             elif isinstance(operand, Halves):
                 job.plain.type[n], job.scales[n] = MASTER, operand.low.data_ptr()

@@ -64,17 +64,17 @@ def states_of(optimizer: torch.optim.Optimizer, params: Named) -> list[torch.Ten
 def check(case: Case, **more: Any) -> None:
     """Steps of one optimizer leave the bits of those of one for each place."""
     dtype = torch.bfloat16 if more.get("stochastic_rounding") else torch.float32
-    together, apart = made(dtype), made(dtype)
+    together, separate = made(dtype), made(dtype)
     everything = mixed(together)
     settings = {"lr": 0.01, **case.kwargs, **more}
     if case.algorithm == "lamb":
         settings["max_grad_norm"] = None
     optimizer = case.cls(everything, **settings)
-    others = {place: case.cls(params, **settings) for place, params in apart.items()}
+    others = {place: case.cls(params, **settings) for place, params in separate.items()}
     for step in range(STEPS):
         give_gradients(everything, step)
         gradients = {name: param.grad for name, param in everything}
-        for params in apart.values():
+        for params in separate.values():
             for name, param in params:
                 grad = gradients[name]
                 param.grad = None if grad is None else grad.clone()
@@ -82,7 +82,7 @@ def check(case: Case, **more: Any) -> None:
         for other in others.values():
             other.step()
     assert len(optimizer.plan().arena_parts) == len(PLACES)
-    for place, params in apart.items():
+    for place, params in separate.items():
         found, expected = states_of(optimizer, together[place]), states_of(others[place], params)
         assert len(found) == len(expected) > len(params)
         for ours, theirs in zip(found, expected, strict=True):
@@ -91,8 +91,8 @@ def check(case: Case, **more: Any) -> None:
 
 def check_norm_of_group() -> None:
     """The norm of a group's gradients is that of all its devices: each step is that of all on the host."""
-    together, apart = made(), made()
-    everything, alone = mixed(together), mixed(apart)
+    together, separate = made(), made()
+    everything, alone = mixed(together), mixed(separate)
     for _, param in alone:
         _oxidion.count_as(param, None)
     optimizers = [oxidion.Lamb(params, lr=0.01, max_grad_norm=0.1) for params in (everything, alone)]

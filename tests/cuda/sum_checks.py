@@ -201,5 +201,5 @@ def check_means(means: Emulated, name: str) -> None:
             off = ((m.double() - want).abs() - ONCE * want.abs() - 1e-15).max()
             assert off <= 0, f"{name}: {off:e} above one rounding"
             assert torch.equal(x.double(), new)
-            beside = m.as_strided((len(m) + 128,), (1,), m.storage_offset() - 64)
-            assert int(beside.isnan().sum()) == 128, f"{name}: something beside it was written"
+            around = m.as_strided((len(m) + 128,), (1,), m.storage_offset() - 64)
+            assert int(around.isnan().sum()) == 128, f"{name}: memory around it was written"

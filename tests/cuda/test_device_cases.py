@@ -44,7 +44,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 Outcomes = Callable[[str], Mapping[str, Outcome]]
 
 #: Optimizers whose moments take no root or quotient and no product of matrices: the bits of the CPU.
-EXACT_CODES = ("adamw", "lion", "muon", "normuon", "lamb")
+EXACT_QUANTIZED = ("adamw", "lion", "muon", "normuon", "lamb")
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +117,18 @@ def test_8_bit_states_equal_those_of_the_cpu(on_cpu: Outcomes, algorithm: str) -
     ours = outcome(case, torch.float32, DEVICE, state_bits=8)
     for expected, found in zip(theirs.states, ours.states, strict=True):
         assert expected.keys() == found.keys()
-        for key, codes in expected.items():
-            if codes.dtype != torch.uint8:
+        for key, wanted in expected.items():
+            if wanted.dtype != torch.uint8:
                 continue
             quantized += 1
             scales, own = expected[f"{key}_absmax"], found[f"{key}_absmax"]
-            if algorithm in EXACT_CODES:
-                assert torch.equal(found[key], codes), key
+            if algorithm in EXACT_QUANTIZED:
+                assert torch.equal(found[key], wanted), key
                 assert torch.equal(own, scales), key
             else:
-                apart = (found[key].int() - codes.int()).abs()
-                assert int(apart.max()) <= 1, key
-                assert float((apart > 0).double().mean()) <= 2e-3, key
+                distance = (found[key].int() - wanted.int()).abs()
+                assert int(distance.max()) <= 1, key
+                assert float((distance > 0).double().mean()) <= 2e-3, key
                 torch.testing.assert_close(own, scales, rtol=1e-5, atol=0)
     assert quantized >= len(case.shapes)
 
@@ -223,13 +223,13 @@ def test_replays_are_steps_with_their_own_settings_and_gradients(
         monkeypatch.setattr(_replay, "Capture", Capture)
     case, settings = usual(algorithm)
     # libtorch multiplies the gradients of these themselves.
-    stay = algorithm in LOW_RANK_ALGORITHMS
+    is_low_rank = algorithm in LOW_RANK_ALGORITHMS
     params, expected = (parameters_of(case, torch.float32, DEVICE) for _ in range(2))
     optimizer = CudaGraphOptimizer(optimizer_of(case, params, **settings), warmup_steps=2)
     reference = optimizer_of(case, expected, **settings)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 8) for o in (reference, optimizer)]
     for step, grads in enumerate(gradients_of(case, 7)):
-        if not stay:
+        if not is_low_rank:
             optimizer.zero_grad(set_to_none=True)
         if step == 4:
             for own in (reference, optimizer):

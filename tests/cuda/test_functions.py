@@ -117,13 +117,13 @@ def test_quantized_values_are_those_of_the_cpu(
     shape: tuple[int, ...], block: int, dtype: torch.dtype, signed: bool
 ) -> None:
     x = there(gaussian(shape, 5), dtype)
-    codes, absmax = functional.quantize_blockwise(x, block, signed)
+    quantized, absmax = functional.quantize_blockwise(x, block, signed)
     expected = by_the_cpu(lambda a: functional.quantize_blockwise(a, block, signed), x)
-    assert codes.device == absmax.device == x.device
-    np.testing.assert_array_equal(codes.cpu().numpy(), expected[0])
+    assert quantized.device == absmax.device == x.device
+    np.testing.assert_array_equal(quantized.cpu().numpy(), expected[0])
     np.testing.assert_array_equal(absmax.cpu().numpy(), expected[1])
-    numbers = functional.dequantize_blockwise(codes, absmax, block, signed)
-    others = by_the_cpu(lambda c, a: functional.dequantize_blockwise(c, a, block, signed), codes, absmax)
+    numbers = functional.dequantize_blockwise(quantized, absmax, block, signed)
+    others = by_the_cpu(lambda c, a: functional.dequantize_blockwise(c, a, block, signed), quantized, absmax)
     assert (numbers.device, numbers.dtype) == (x.device, torch.float32)
     np.testing.assert_array_equal(numbers.cpu().numpy(), others)
 
@@ -166,6 +166,6 @@ def test_libtorch_computes_there() -> None:
 
 @pytest.mark.skipif(EMULATED, reason="memory of the host is all that there is")
 def test_quantized_values_and_scales_on_two_devices_are_refused() -> None:
-    codes, absmax = functional.quantize_blockwise(there(gaussian((8, 8), 1)))
+    quantized, absmax = functional.quantize_blockwise(there(gaussian((8, 8), 1)))
     with pytest.raises(ValueError, match="quantized and absmax must be on one device"):
-        functional.dequantize_blockwise(codes, absmax.cpu())
+        functional.dequantize_blockwise(quantized, absmax.cpu())

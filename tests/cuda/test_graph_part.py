@@ -81,7 +81,7 @@ PLANTED = {
         """,
         "replayed updates differ by ",
     ),
-    "nothing is replayed by hand": (
+    "nothing is replayed step by step": (
         "captured = lambda work: lambda: None",
         "updates of a graph of torch's differ by ",
     ),

@@ -92,7 +92,7 @@ IN_ORDER: dict[str, Callable[[list[Tensor], SimpleNamespace], None]] = {
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }
-#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative.
+#: By what an operand holds: rounded, plain, quantized with a sign, quantized without one.
 #: Moments of 16 bits that are rounded at random are "M" and "V".
 KINDS = {"param": "x", "plain": "g", "signed": "m", "unsigned": "v"}
 
@@ -202,7 +202,7 @@ def check(
     for operands, wanted in zip(jobs, expected, strict=True):
         for n, (operand, want) in enumerate(zip(operands, wanted, strict=True)):
             what = f"{name} operand {n} of {len(operand.values)}"
-            assert operand.untouched(), f"{what}: something beside it was written"
+            assert operand.untouched(), f"{what}: memory around it was written"
             if isinstance(operand, Halves):
                 # Float32 numbers: roots and orders of summation may make them differ by a unit.
                 torch.testing.assert_close(
@@ -341,8 +341,8 @@ def test_values_next_to_a_midpoint_take_the_nearest_entry(kernels: Emulated, sig
     rows = torch.cat([near, torch.zeros(-len(near) % 255)]).view(-1, 255)
     # The scale is 1, so that numbers are divided by it exactly.
     x = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
-    made, codes, scales = converted(kernels, x, signed)
-    assert torch.equal(made.values, codes.reshape(-1))
+    made, quantized, scales = converted(kernels, x, signed)
+    assert torch.equal(made.values, quantized.reshape(-1))
     assert torch.equal(made.scales, scales.reshape(-1))
 
 
@@ -354,10 +354,10 @@ def test_scales_of_any_size_and_nan(kernels: Emulated, signed: bool) -> None:
     x = values * torch.tensor([*sizes, *[1.0] * 5])[:, None]
     x[9] = 0.0
     x[10, 3], x[11, 280], x[12, 0], x[13, 299] = torch.nan, torch.inf, -torch.inf, -torch.nan
-    made, codes, scales = converted(kernels, x, signed)
-    assert same(made.values, codes.reshape(-1))
+    made, quantized, scales = converted(kernels, x, signed)
+    assert same(made.values, quantized.reshape(-1))
     assert same(made.scales, scales.reshape(-1))
-    assert same(made.read(), decoded(codes, scales, 256, signed).reshape(-1))
+    assert same(made.read(), decoded(quantized, scales, 256, signed).reshape(-1))
 
 
 LAYOUTS = [

@@ -47,7 +47,7 @@ FAULTS = {
     "both numbers of a word are one": ("rounding.cuh", "is_upper ? x >> 16 : x & 0xFFFFu", "x & 0xFFFFu"),
     "all tensors have one tag": ("rounding.cuh", "x += tag +", "x += 0 * tag +"),
     "places above 2^33 begin again": ("rounding.cuh", "static_cast<u32>(at >> 32) * 0x9E3779B9u", "0u"),
-    "codes are rounded to the nearest": (
+    "quantized numbers are rounded to the nearest": (
         "quantized.cuh",
         "has_bits ? random.next(segment.start + i + j) : 1u << 15",
         "1u << 15",
@@ -70,14 +70,14 @@ FAULTS = {
     ),
     "float16 takes all random bits": ("rounding.cuh", "(random >> 3)", "random"),
     "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
-    "weights lie with those of the job before": (
+    "weights are written to those of the job before": (
         "quantized.cuh",
         "job.scales[n])) + element",
         "job.scales[n]))",
     ),
     "a weight that was rounded up is not rounded back": ("master.cuh", "low < 0 ? 1u : 0u", "0u"),
     "a weight is cut off": ("master.cuh", "bits + 0x8000u", "bits"),
-    "a zero beside an old low half is no number": ("master.cuh", "is_nan ? plain : bits", "bits"),
+    "a zero with an old low half becomes NaN": ("master.cuh", "is_nan ? plain : bits", "bits"),
     "a nan among weights is rounded up": ("master.cuh", "is_nan ? bits >> 16 | 0x40u : bits", "bits"),
     "low halves are read where elements of the first block are": (
         "quantized.cuh",

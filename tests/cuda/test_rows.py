@@ -130,7 +130,7 @@ def check(name: str, what: Stack, before: Values, around: Values) -> None:
         if x.numel():
             off = ((x.double() - want).abs() - bound).max()
             assert off <= 0, f"{name} operand {n} {tuple(x.shape)}: {off:e} above the bound"
-        assert whole.isnan().sum() == whole.numel() - x.numel(), f"{name} operand {n}: something beside it"
+        assert whole.isnan().sum() == whole.numel() - x.numel(), f"{name} operand {n}: memory around it"
     if outcome is None:
         return
     squares, total = outcome
@@ -161,17 +161,17 @@ def test_sums_depend_on_the_elements_alone(rows: Emulated, totals: Emulated) -> 
     torch.manual_seed(0)
     x = torch.randn(2, 150, 140)
     shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)  # element by element
-    alone, beside, off = (Stack([y], summed=True) for y in (x, x, shifted))
+    alone, again, off = (Stack([y], summed=True) for y in (x, x, shifted))
     launch(rows, totals, "gradient_squares", "few", [alone], (1.0,))
     launch(
         rows,
         totals,
         "gradient_squares",
         "few",
-        [Stack([torch.randn(3, 5, 5)], summed=True), off, beside],
+        [Stack([torch.randn(3, 5, 5)], summed=True), off, again],
         (1.0,),
     )
-    for first, second, third in zip(alone.sums, beside.sums, off.sums, strict=True):
+    for first, second, third in zip(alone.sums, again.sums, off.sums, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first, third)
 

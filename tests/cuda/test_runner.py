@@ -99,7 +99,10 @@ def test_accidents_of_parts_are_named_and_stop_no_other(tmp_path: Path, jobs: in
 
 def test_an_exit_code_that_a_part_may_have_is_no_crash(tmp_path: Path) -> None:
     report = Report(None, {})
-    parts = [Part(f"codes {codes}", 2.0, forked(ends_with_one), statuses=codes) for codes in ((0,), (0, 1))]
+    parts = [
+        Part(f"statuses {statuses}", 2.0, forked(ends_with_one), statuses=statuses)
+        for statuses in ((0,), (0, 1))
+    ]
     Runner(report, spare=0.0).run(parts)
     assert [record["status"] for record in report.records] == ["CRASH", "FAIL"]
 
@@ -155,18 +158,18 @@ def test_parts_that_measure_have_the_device_for_themselves(tmp_path: Path) -> No
         def inside(_: Any) -> dict[str, Any]:
             (marks / name).touch()
             time.sleep(0.3)
-            beside = sorted(file.name for file in marks.iterdir())
+            seen = sorted(file.name for file in marks.iterdir())
             (marks / name).unlink()
-            return {"status": "PASS", "figures": {"beside": beside}}
+            return {"status": "PASS", "figures": {"marks": seen}}
 
         return inside
 
     parts = [Part(name, 5, forked(work(name)), alone=name == "c") for name in "abcde"]
     report = Report(None, {})
     Runner(report, spare=0.0).run(parts, 2)
-    beside = {record["name"]: record["figures"]["beside"] for record in report.records}
-    assert beside["c"] == ["c"]
-    assert beside["a"] == ["a", "b"]
+    seen = {record["name"]: record["figures"]["marks"] for record in report.records}
+    assert seen["c"] == ["c"]
+    assert seen["a"] == ["a", "b"]
 
 
 def test_a_command_that_cannot_be_started_fails_by_itself() -> None:

@@ -680,7 +680,7 @@ NEVER = {
     "lamb_along_quantized_": "by a gradient norm of parameters that are cut",
     "momentum_alone_quantized_": "Dion2 keeps a quantized momentum in a buffer first",
     "decay_quantized_": "what is rounded at random is decayed and stepped in one pass",
-    "release_quantized_": "as without codes",
+    "release_quantized_": "as without quantization",
 }
 """Declared kernels, and quantized forms of them, that no step of one device launches, and why."""
 

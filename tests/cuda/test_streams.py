@@ -45,8 +45,8 @@ def test_every_launch_goes_to_the_current_stream(environment: dict[str, str], ho
 
 
 def test_launches_on_the_default_stream_are_found(environment: dict[str, str]) -> None:
-    beside = steps(environment, "side", "stray")
-    assert all(line.split()[1] == "0" != line.split()[2] for line in beside.stdout.splitlines())
+    stray = steps(environment, "side", "stray")
+    assert all(line.split()[1] == "0" != line.split()[2] for line in stray.stdout.splitlines())
     for how in ("graph", "replays"):
         assert "STREAM_CAPTURE_IMPLICIT" in steps(environment, how, "stray").stderr
 

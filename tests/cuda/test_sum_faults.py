@@ -162,7 +162,7 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "what.adapts && !(x <= 0 || u <= 0) ?",
             "what.adapts && !(x <= 0) ?",
         ),
-        "a size that is no number is clipped away": (
+        "a size of NaN is clipped away": (
             "factors.cu",
             "(ratio < 1.0 ? 1.0 : ratio)",
             "fmax(1.0, ratio)",

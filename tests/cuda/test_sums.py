@@ -160,9 +160,9 @@ def test_sums_equal_float64_and_moments_are_written_where_due(
 def test_sums_depend_on_the_elements_alone(kernels: SourceKernels) -> None:
     x, none = torch.randn(2 * PIECE + 100), torch.zeros(0)
     alone = summed(kernels, "sum_of_squares", "few", [[x]], 1)
-    beside = summed(kernels, "sum_of_squares", "few", [[torch.randn(50)], [none], [x], [none]], 1)
-    assert torch.equal(alone[0], beside[2])
-    assert (beside[1], beside[3]) == (0, 0)
+    together = summed(kernels, "sum_of_squares", "few", [[torch.randn(50)], [none], [x], [none]], 1)
+    assert torch.equal(alone[0], together[2])
+    assert (together[1], together[3]) == (0, 0)
     assert torch.equal(summed(kernels, "sum_of_squares", "few", [[x]], 1, factor=-0.5), alone / 4)
     shifted = torch.empty(len(x) + 1)[1:].copy_(x)  # element by element
     assert torch.equal(summed(kernels, "sum_of_squares", "few", [[shifted]], 1), alone)

@@ -187,7 +187,7 @@ def test_device_is_described_with_what_is_off(monkeypatch: pytest.MonkeyPatch) -
     where = torch.device("cuda", 0)
     states = [("updates.cu", "loaded"), ("select.cu", "off"), ("symmetric_wgmma.cu", "off")]
     monkeypatch.setattr(device, "source_states", lambda _: states)
-    assert device.described(where) == "cuda, by libtorch in the place of select.cu"
+    assert device.described(where) == "cuda, by libtorch instead of select.cu"
     states[1] = ("select.cu", "not loaded")
     assert device.described(where) == "cuda"
     assert device.described(torch.device("cpu")) == "cpu"

@@ -66,7 +66,7 @@ def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before
             off = ((x.double() - want).abs() - bound).max()
             assert off <= 0, f"{name} operand {n} of {len(x)} {x.dtype}: {off:e} above the bound"
             assert whole.isnan().sum() == len(whole) - len(x), (
-                f"{name} operand {n}: something beside it was written"
+                f"{name} operand {n}: memory around it was written"
             )
 
 

@@ -72,9 +72,9 @@ class Comparison:
             rank = optimizer.state[self.single[i]]["Q"].shape[-1]
             # Blocks that do not cut the side of Q have a matrix each.
             group = self.groups[i]
-            apart = is_split(group) and (split_dim(group) == 0) != swapped
+            scattered = is_split(group) and (split_dim(group) == 0) != swapped
             count = len(matrices(self.full[i], group)) // math.prod(shape[:leading])
-            numbers = torch.empty(*shape[:leading], *([count] if apart else []), *side, rank)
+            numbers = torch.empty(*shape[:leading], *([count] if scattered else []), *side, rank)
             oxidion._oxidion.fill_normal(numbers, 0, i)
             self.states[i]["Q"] = numbers.double()
 

@@ -43,12 +43,12 @@ def load(folder: str, layout: str, kind: str, scalar: str) -> tuple[list[Tensor]
         The weights, what was there besides, and whether every tensor of a sharded parameter is read in parts.
     """
     network, optimizer, share = build(layout, kind, scalar)
-    told: list[bool] = []
+    found_dtensors: list[bool] = []
     read = oxidion._dist.folders.read
 
     def noted(place: Any, wanted: Any) -> Any:
         found = [value for value in wanted.values() if isinstance(value, Tensor) and value.ndim]
-        told.extend(isinstance(value, DTensor) for value in found)
+        found_dtensors.extend(isinstance(value, DTensor) for value in found)
         return read(place, wanted)
 
     oxidion._dist.folders.read = noted
@@ -57,7 +57,7 @@ def load(folder: str, layout: str, kind: str, scalar: str) -> tuple[list[Tensor]
     finally:
         oxidion._dist.folders.read = read
     jobs.train(network, optimizer, 3, share)
-    return saving.weights(network), extra, all(told)
+    return saving.weights(network), extra, all(found_dtensors)
 
 
 def there_and_back(folder: str, back: str, layout: str, kind: str, q_side: Any = None) -> None:

@@ -92,7 +92,7 @@ class Training:
             self.group["step"] += 1
         elif kind == "gradient":
             self.params["second"].grad = None
-        elif kind == "bound anew":
+        elif kind == "bound again":
             for state in self.optimizer.state.values():
                 state.update({key: value.clone() for key, value in state.items()})
         elif kind == "infinity":
@@ -240,7 +240,7 @@ class Device:
         self.slow = False
         self._streams: list[object] = []
         self.over: set[object] = set()
-        told = self
+        owner = self
 
         class Stream:
             def __init__(self, where: torch.device) -> None:
@@ -248,18 +248,18 @@ class Device:
 
         class Event:
             def record(self, stream: Stream) -> None:
-                assert told._streams == [stream]
-                told.log.append("record")
+                assert owner._streams == [stream]
+                owner.log.append("record")
 
             def query(self) -> bool:
-                told.log.append("query")
-                if not told.slow:
-                    told.over.add(self)
-                return self in told.over
+                owner.log.append("query")
+                if not owner.slow:
+                    owner.over.add(self)
+                return self in owner.over
 
             def synchronize(self) -> None:
-                told.log.append("wait")
-                told.over.add(self)
+                owner.log.append("wait")
+                owner.over.add(self)
 
         class Pinned:
             """Memory that a device writes at some time before the event that was recorded next."""
@@ -268,22 +268,22 @@ class Device:
                 self._numbers = numbers
 
             def to(self, where: torch.device, non_blocking: bool) -> Tensor:
-                assert told._streams
+                assert owner._streams
                 assert non_blocking
                 assert where.type == "cuda"
                 return self._numbers.clone()
 
             def copy_(self, there: Tensor, non_blocking: bool) -> Pinned:
-                assert told._streams
+                assert owner._streams
                 assert non_blocking
                 self._numbers = there
                 return self
 
             def tolist(self) -> Any:
-                assert told.log[-1] in ("query", "wait"), "read before it was there"
-                assert told.over, "read before it was there"
-                told.over.clear()
-                told.log.append("read")
+                assert owner.log[-1] in ("query", "wait"), "read before it was there"
+                assert owner.over, "read before it was there"
+                owner.over.clear()
+                owner.log.append("read")
                 return self._numbers.tolist()
 
         @contextlib.contextmanager

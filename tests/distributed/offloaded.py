@@ -209,11 +209,11 @@ def without_backend(name: str) -> tuple[str, list[str]]:
 def on_another_device() -> tuple[str, str, bool, list[str]]:
     """A step in which one rank reports that its parameters are on a device."""
     network, optimizer = build("fsdp", "Muon", {})
-    told: list[str] = []
+    devices: list[str] = []
     mine = "cpu" if dist.get_rank() == 0 else "cuda"
 
     def compared(*args: Any, device: str, **keys: Any) -> Any:
-        told.append(device)
+        devices.append(device)
         return own_agree(*args, device=mine, **keys)
 
     own_agree = agree.agree
@@ -225,7 +225,7 @@ def on_another_device() -> tuple[str, str, bool, list[str]]:
         except oxidion.PlanMismatch as failure:
             error, text = type(failure).__name__, str(failure)
     same = all(torch.equal(a, b) for a, b in zip(before, weights(network), strict=True))
-    return error, text, same, told
+    return error, text, same, devices
 
 
 def wrapped(layout: str, name: str, pin: bool = False) -> tuple[float, set[str], set[bool]]:

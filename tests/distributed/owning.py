@@ -21,19 +21,19 @@ from . import jobs
 SHAPES = ((12, 8), (9, 14), (3, 6, 5))
 KEYS = {"precondition_frequency": 2, "owned_states": True}
 LOW_RANK = {"rank": 2, "update_proj_gap": 2, "state_bits": 32, "owned_states": True}
-CODES = {"min_quant_numel": 0, "block_size": 8}
+EIGHT_BITS = {"min_quant_numel": 0, "block_size": 8}
 """Keys of groups with states of 8 bits."""
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "SOAPMuon": {**KEYS, "orth_dtype": "float64"},
-    "SOAP codes": {**KEYS, "state_bits": 8},
+    "SOAP quantized": {**KEYS, "state_bits": 8},
     "SOAP sums": {"precondition_frequency": 2, "sides": "unsharded"},
     "GaLoreAdamW": {**LOW_RANK, "rotate_moments": True, "stagger": True},
     "APOLLOAdamW": LOW_RANK,
     "APOLLOMini": {"update_proj_gap": 2, "owned_states": True},
-    "GaLoreAdamW codes": {**LOW_RANK, "state_bits": 8},
+    "GaLoreAdamW quantized": {**LOW_RANK, "state_bits": 8},
     "Muon": {"owned_states": True},
     "NorMuon": {"owned_states": True, "nesterov": True},
-    "Muon codes": {"owned_states": True, "state_bits": 8},
+    "Muon quantized": {"owned_states": True, "state_bits": 8},
 }
 """Settings by name: a class, and a word that distinguishes its settings."""
 
@@ -64,7 +64,7 @@ def settings(name: str) -> dict[str, Any]:
 
 def group_keys(name: str) -> dict[str, Any]:
     """Keys that are no arguments."""
-    return CODES if name.endswith("codes") else {}
+    return EIGHT_BITS if name.endswith("quantized") else {}
 
 
 def _alone(name: str, params: list[nn.Parameter], **keys: Any) -> Any:
@@ -268,18 +268,18 @@ def of_other_bits(bits: int) -> bool:
     runs = []
     for layout in (("S", 0), None):
         params = _params(layout)
-        first = _optimizer("SOAP codes", params, layout or ("alone",), state_bits=bits)
+        first = _optimizer("SOAP quantized", params, layout or ("alone",), state_bits=bits)
         _steps(first, params, layout, 3)
         first.synchronize_for_checkpoint()
-        second = _optimizer("SOAP codes", params, layout or ("alone",), state_bits=40 - bits)
+        second = _optimizer("SOAP quantized", params, layout or ("alone",), state_bits=40 - bits)
         second.load_state_dict({**first.state_dict(), "param_groups": second.state_dict()["param_groups"]})
         _steps(second, params, layout, 3, seed=1)
         second.synchronize_for_checkpoint()
         runs.append((params, [own["exp_avg_sq"] for own in _states(second)]))
-    (mine, codes), (theirs, others) = runs
-    for value in (*codes, *others):
+    (mine, quantized), (theirs, others) = runs
+    for value in (*quantized, *others):
         assert (value.dtype == torch.uint8) == (bits == 8)
-    return _differ([*mine], [*theirs]) <= 1e-9 and _differ(codes, others) <= 1e-9
+    return _differ([*mine], [*theirs]) <= 1e-9 and _differ(quantized, others) <= 1e-9
 
 
 def gathered(name: str, how: str) -> bool:

@@ -76,11 +76,11 @@ def test_every_feature_goes_on_on_another_layout(
     assert error <= CLOSE
 
 
-CODES = {"state_bits": 8, "min_quant_numel": 30, "block_size": 8}  # matrices, and not their biases
+EIGHT_BITS = {"state_bits": 8, "min_quant_numel": 30, "block_size": 8}  # matrices, and not their biases
 OF_OWNERS = [
-    ("SOAP", {**KINDS["SOAP"], **CODES}),
-    ("SOAPMuon", {**KINDS["SOAP"], **CODES, "orth_dtype": "float64"}),
-    ("GaLoreAdamW", {**KINDS["GaLoreAdamW"], **CODES, "owned_states": True}),
+    ("SOAP", {**KINDS["SOAP"], **EIGHT_BITS}),
+    ("SOAPMuon", {**KINDS["SOAP"], **EIGHT_BITS, "orth_dtype": "float64"}),
+    ("GaLoreAdamW", {**KINDS["GaLoreAdamW"], **EIGHT_BITS, "owned_states": True}),
 ]
 
 
@@ -214,8 +214,8 @@ def test_sharded_checkpoint_of_the_reference_of_muon_goes_on(groups: Groups, alg
 
 
 def test_folder_of_ranks_gets_its_name_when_all_have_written(four: Workers, tmp_path: Path) -> None:
-    told = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
-    assert told == [(None, "step-00000003", [f"rank{rank}" for rank in range(4)])] * 4
+    answers = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
+    assert answers == [(None, "step-00000003", [f"rank{rank}" for rank in range(4)])] * 4
     again = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
     raised = [said for said, *_ in again]
     assert raised[0].startswith("FileExistsError: ")

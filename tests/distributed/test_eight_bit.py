@@ -117,8 +117,8 @@ def quantized_states(
                 for name in (key, key + "_absmax")
             ]
             if whole[0][0].numel():
-                (got, codes), (absmax, scales) = whole
-                yield got.view_as(codes), codes, absmax.view_as(scales), scales
+                (got, expected), (absmax, scales) = whole
+                yield got.view_as(expected), expected, absmax.view_as(scales), scales
         else:
             sizes = zip(parts, param.shape, value.shape, strict=True)
             held = [part if size == whole else (0, size) for part, whole, size in sizes]
@@ -139,8 +139,8 @@ def test_8_bit_states_of_every_layout_are_those_of_one_process(
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
             if cls in (oxidion.AdamW, oxidion.Lion):
                 assert torch.equal(own, cut(param.detach(), parts))
-            for got, codes, absmax, scales in quantized_states(single, param, rank, own, parts):
-                assert torch.equal(got, codes)
+            for got, expected, absmax, scales in quantized_states(single, param, rank, own, parts):
+                assert torch.equal(got, expected)
                 assert torch.equal(absmax, scales)
 
 
@@ -152,9 +152,9 @@ def assert_next_to(got: Tensor, wanted: Tensor) -> None:
     """
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     if got.dtype == torch.uint8:
-        apart = (got.int() - wanted.int()).abs()
-        assert (apart <= 4).all()
-        assert apart.sum() <= 1e-3 * apart.numel()
+        distance = (got.int() - wanted.int()).abs()
+        assert (distance <= 4).all()
+        assert distance.sum() <= 1e-3 * distance.numel()
     else:
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()
 
@@ -175,8 +175,8 @@ def test_8_bit_states_of_every_layout_are_next_to_one_process(
             assert_moved(own, param, index, parts, close)
             states = list(quantized_states(single, param, rank, own, parts))
             assert len(states) == 1 + galore
-            for got, codes, absmax, scales in states:
-                assert_next_to(got, codes)
+            for got, expected, absmax, scales in states:
+                assert_next_to(got, expected)
                 assert absmax.shape == scales.shape
                 assert torch.allclose(absmax, scales, rtol=1e-5, atol=0.0)
 
@@ -196,10 +196,10 @@ def test_quantized_whole_matrices_equal_those_of_one_process(
             states = list(quantized_states(single, param, rank, own, parts, 64))
             assert len(states) == wanted or not (cls is oxidion.Muon or states)
             seen |= {index for _ in states}
-            for got, codes, absmax, scales in states:
-                assert_next_to(got, codes)
+            for got, expected, absmax, scales in states:
+                assert_next_to(got, expected)
                 assert_next_to(absmax, scales)
-                assert close or (torch.equal(got, codes) and torch.equal(absmax, scales))
+                assert close or (torch.equal(got, expected) and torch.equal(absmax, scales))
     assert seen == {0, 1}
 
 
@@ -234,8 +234,8 @@ def test_empty_shards_of_quantized_or_rounded_values_take_part(cls: Any, keys: d
         for own, param in zip(rank.params, params, strict=True):
             parts = spans(param.shape, {"fs": S(0)}, {"fs": 4}, rank.at)
             # Sums have another order, so what lies at a threshold goes to either side of it.
-            apart = own.detach() != cut(param.detach(), parts)
-            assert apart.double().sum() <= 0.01 * param.numel()
+            differing = own.detach() != cut(param.detach(), parts)
+            assert differing.double().sum() <= 0.01 * param.numel()
 
 
 @pytest.mark.parametrize(("cls", "own"), EVERY, ids=named)

@@ -125,9 +125,9 @@ def test_no_checkpoint_of_a_step_is_written_if_ranks_disagreed(
 def test_a_rank_that_cannot_take_a_step_leaves_no_rank_waiting(
     groups: Pool, axes: dict[str, int], then: str, kind: str
 ) -> None:
-    told = answers(groups, axes, lagging.differing, kind, axes, True, then)
-    last = len(told) - 1
-    for rank, answer in enumerate(told):
+    replies = answers(groups, axes, lagging.differing, kind, axes, True, then)
+    last = len(replies) - 1
+    for rank, answer in enumerate(replies):
         assert answer["third"][0] == ("ValueError" if rank == last else "")
         assert answer["unchanged"] == (rank == last)
         for error, text in answer["then"]:
@@ -151,10 +151,10 @@ def test_infinities_placements_or_axes_of_one_rank_block_no_rank(groups: Pool, a
         "axes": "on other axes than before" if len(axes) > 1 else "the plans differ",
     }
     for kind, word in words.items():
-        told = answers(groups, axes, lagging.differing, kind, axes, True, "step state_dict")
-        for rank, answer in enumerate(told):
+        replies = answers(groups, axes, lagging.differing, kind, axes, True, "step state_dict")
+        for rank, answer in enumerate(replies):
             assert answer["third"] == ("", "")
-            assert answer["unchanged"] == (rank == len(told) - 1)
+            assert answer["unchanged"] == (rank == len(replies) - 1)
             for error, text in answer["then"]:
                 assert error == "PoisonedOptimizer"
                 assert word in text
@@ -164,7 +164,7 @@ def test_infinities_placements_or_axes_of_one_rank_block_no_rank(groups: Pool, a
 @MESHES
 def test_a_rank_that_alone_rebinds_its_states_takes_the_step(groups: Pool, axes: dict[str, int]) -> None:
     """Its plan is that of the others: in the next step all wait, and compare their copies."""
-    for answer in answers(groups, axes, lagging.differing, "bound anew", axes, True, "step state_dict"):
+    for answer in answers(groups, axes, lagging.differing, "bound again", axes, True, "step state_dict"):
         assert answer["third"] == ("", "")
         assert not answer["unchanged"]
         assert answer["then"] == [("", ""), ("", "")]

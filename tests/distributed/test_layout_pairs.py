@@ -28,8 +28,8 @@ def gathered(comparison: Comparison) -> list[Tensor]:
             part = full
             for dim, (start, length) in enumerate(rank.spans(i, full.shape)):
                 part = part.narrow(dim, start, length)
-            told = ~part.isnan()
-            assert torch.equal(part[told], param.detach()[told]), f"replicas of parameter {i} differ"
+            present = ~part.isnan()
+            assert torch.equal(part[present], param.detach()[present]), f"replicas of parameter {i} differ"
             part.copy_(param.detach())
     return whole
 

@@ -60,7 +60,7 @@ def test_ranks_compare_before_a_step(ranks: Workers, every: int) -> None:
 @pytest.mark.parametrize("kind", ["lr", "gradient", "step"])
 def test_disagreeing_ranks_raise_at_the_step_or_next_checkpoint(ranks: Workers, kind: str) -> None:
     if len(ranks.pipes) == 1:
-        pytest.skip("alone there is nobody to disagree with")
+        pytest.skip("one rank alone cannot disagree")
     for answer in ranks.run(lagging.differing, kind, {"fs": 2}, False, "state_dict"):
         found = [answer["third"][0], *(error for error, _ in answer["then"])]
         # With a process group of the host all hear before the step, and nothing has changed.

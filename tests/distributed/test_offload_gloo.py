@@ -152,11 +152,11 @@ def test_group_without_a_cpu_backend_is_refused_where_needed(groups: Groups) -> 
 
 
 def test_all_ranks_raise_if_only_one_has_offloaded(groups: Groups) -> None:
-    for error, text, same, told in groups[2].run(offloaded.on_another_device):
+    for error, text, same, devices in groups[2].run(offloaded.on_another_device):
         assert error == "PlanMismatch"
         assert "rank 0 has parameters on cpu; rank 1 has parameters on cuda" in text
         assert same
-        assert told == ["cpu"]
+        assert devices == ["cpu"]
 
 
 @pytest.mark.parametrize("name", ["Dion", "Muon", "NorMuon", "AdamW", "Lion", "Lamb"])

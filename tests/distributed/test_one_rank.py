@@ -198,8 +198,8 @@ def test_local_tensor_that_is_no_contiguous_chunk_is_refused(two_ranks: DeviceMe
 
 def test_flattened_columns_that_do_not_lie_together_are_refused(two_ranks: DeviceMesh) -> None:
     kernel = distribute_tensor(torch.randn(4, 3, 2, 2), two_ranks, [Shard(2)])
-    way_out = "shards the columns of the flattened matrix.*Shard dimension 0 or 1 instead"
-    with pytest.raises(oxidion.LayoutError, match=way_out):
+    advice = "shards the columns of the flattened matrix.*Shard dimension 0 or 1 instead"
+    with pytest.raises(oxidion.LayoutError, match=advice):
         oxidion.Muon([nn.Parameter(kernel)], flatten=True).plan()
     oxidion.Muon([{"params": [nn.Parameter(kernel)], "interleaved": 1}]).plan()
 

@@ -19,12 +19,12 @@ from .test_basis import A2A, AG, COLUMNS, HSDP, RANKS, REPLICAS, ROWS, M, N, ele
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
-BASES = ["SOAP", "SOAPMuon", "SOAP codes"]
-LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW codes"]
-MOMENTA = ["Muon", "NorMuon", "Muon codes"]
+BASES = ["SOAP", "SOAPMuon", "SOAP quantized"]
+LOW_RANK = ["GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "GaLoreAdamW quantized"]
+MOMENTA = ["Muon", "NorMuon", "Muon quantized"]
 """Settings whose states are owner-sharded on replicated layouts only."""
 # Scales of blocks of 8 elements do not fit 14 columns on two ranks.
-ROWS_ONLY = {"SOAP codes", "GaLoreAdamW codes"}
+ROWS_ONLY = {"SOAP quantized", "GaLoreAdamW quantized"}
 CASES = [
     pytest.param(name, layout, id=f"{name}-{where}")
     for name in (*BASES, *LOW_RANK, *MOMENTA)
@@ -101,7 +101,7 @@ def test_8_bit_states_of_heads_are_sharded_by_owner(setting: Setting) -> None:
         Group(((12, 32), (2, 12, 32)), {"split_sizes": (6, 2, 4), **own}),
     )
     keys = {"lr": 2.0**-6, "state_bits": 8, "precondition_frequency": 1}
-    case = Case("codes", oxidion.SOAP, "soap", keys, groups)
+    case = Case("quantized", oxidion.SOAP, "soap", keys, groups)
     grads = compared.normal(case.shapes, 5, 0)
     _, whole = compared.one_process(case, grads, torch.float64)
     mesh = compared.all_ranks(case, setting, grads, torch.float64)

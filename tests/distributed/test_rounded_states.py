@@ -80,13 +80,13 @@ def test_moments_of_every_layout_are_those_of_one_process(
                 got = rank.optimizer.state[own][key]
                 assert got.dtype == value.dtype
                 wanted = of_one_process(got, value, param, parts)
-                apart = (got != wanted).double()
-                assert float(apart.sum()) <= share * value.numel(), (key, float(apart.mean()))
+                differing = (got != wanted).double()
+                assert float(differing.sum()) <= share * value.numel(), (key, float(differing.mean()))
                 seen += got.numel()
     assert seen >= sum(param.numel() for param in params) / 8
 
 
-CODES = {"state_bits": 8, "min_quant_numel": 0, "block_size": 8}
+EIGHT_BITS = {"state_bits": 8, "min_quant_numel": 0, "block_size": 8}
 OWNED: list[tuple[Any, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
     (oxidion.SOAP, BASES, (5, 12, 16), {}),
     (oxidion.SOAP, BASES, (24, 16), {"num_heads": 3}),
@@ -110,14 +110,14 @@ def assert_is_made_of(packed: Tensor, pieces: list[Tensor], share: float) -> Non
     at = 0
     while at < len(packed):
         part = packed[at : at + pieces[0].numel()]
-        apart = [float((part != piece).double().mean()) for piece in pieces]
-        nearest = min(range(len(pieces)), key=apart.__getitem__)
-        assert apart[nearest] <= share, apart
+        differing = [float((part != piece).double().mean()) for piece in pieces]
+        nearest = min(range(len(pieces)), key=differing.__getitem__)
+        assert differing[nearest] <= share, differing
         at += pieces.pop(nearest).numel()
 
 
 @pytest.mark.parametrize(
-    "storage", [CODES, {"state_dtype": BF16}, {"state_dtype": F16}], ids=["8", "b16", "f16"]
+    "storage", [EIGHT_BITS, {"state_dtype": BF16}, {"state_dtype": F16}], ids=["8", "b16", "f16"]
 )
 @pytest.mark.parametrize(("axes", "layout"), WHERE, ids=["copies", "rows"])
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_owners_of_matrices_round_by_places_in_the_whole_state(
         for rank in mesh.ranks:
             own = rank.optimizer.state[rank.params[0]][key]
             assert own.dtype == value.dtype
-            assert own.ndim > value.ndim, "it does not lie with owners"
+            assert own.ndim > value.ndim, "the state is not sharded over owners"
             assert 0 < own.numel() < value.numel()
             assert_is_made_of(own.reshape(-1), pieces, share)
         assert not pieces, "each matrix has one owner"

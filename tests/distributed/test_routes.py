@@ -231,10 +231,10 @@ def test_named_axis_is_gathered_with_those_inside_of_it() -> None:
     both = [("fs", 2, "S", 0), ("tp", 2, "S", 0)]
     assert planned(("fs",), both).rows()[0]["route"] == "gather fs and tp"
     assert planned(("tp",), both).rows()[0]["route"] == "gather tp"
-    apart = [("fs", 2, "S", 0), ("tp", 2, "S", 1)]
-    assert planned(("fs",), apart).rows()[0]["route"] == "gather fs"
-    assert planned((), apart).rows()[0]["route"] == "keep"
-    assert planned("keep", apart).rows()[0]["route"] == "keep"
+    two_axes = [("fs", 2, "S", 0), ("tp", 2, "S", 1)]
+    assert planned(("fs",), two_axes).rows()[0]["route"] == "gather fs"
+    assert planned((), two_axes).rows()[0]["route"] == "keep"
+    assert planned("keep", two_axes).rows()[0]["route"] == "keep"
 
 
 def test_axis_that_no_parameter_has_is_refused() -> None:

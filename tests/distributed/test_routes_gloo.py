@@ -64,8 +64,8 @@ def test_axis_is_gathered_with_the_one_that_shards_its_rows(four: Workers) -> No
 @pytest.mark.parametrize(("saved", "loaded"), [("gather", "keep"), ("keep", "gather")])
 def test_checkpoint_goes_on_along_another_route(four: Workers, saved: Route, loaded: Route) -> None:
     axes = {"fs": 2, "tp": 2}
-    for apart, same, before, after in four.run(routed.goes_on, axes, saved, loaded):
-        assert apart <= CLOSE
+    for difference, same, before, after in four.run(routed.goes_on, axes, saved, loaded):
+        assert difference <= CLOSE
         assert same
         assert before != after
         assert ("keep",) in (before, after)

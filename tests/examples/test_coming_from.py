@@ -81,9 +81,9 @@ def run(
     is_killed = kill_after >= 0.0
     sizes = [f"--steps={STEPS}", f"--save-every={SAVE_EVERY if is_killed else STEPS}", "--dtype=float64"]
     ended = processes.run(KILLED, str(script), str(kill_after), *options, *sizes, ranks=ranks)
-    codes, errors = [rank.returncode for rank in ended], "".join(rank.stderr for rank in ended)
+    statuses, errors = [rank.returncode for rank in ended], "".join(rank.stderr for rank in ended)
     # A rank that notices first that another one is gone ends with an error of gloo.
-    assert (-signal.SIGKILL in codes and 0 not in codes) if is_killed else not any(codes), errors
+    assert (-signal.SIGKILL in statuses and 0 not in statuses) if is_killed else not any(statuses), errors
     found = re.findall(r"^step (\d+) loss (\S+)$", ended[0].stdout, re.MULTILINE)
     return {int(step): float(loss) for step, loss in found}
 

@@ -117,10 +117,10 @@ class Script:
         """The losses of all steps that the run has reported."""
         if self.name == "train_gpt":
             (run,) = json.loads((self.folder / "figures.json").read_text())["runs"]
-            told: list[float] = run["curve"]["train_loss"]
+            losses: list[float] = run["curve"]["train_loss"]
         else:
-            told = json.loads((self.folder / "report.json").read_text())["losses"]
-        return told
+            losses = json.loads((self.folder / "report.json").read_text())["losses"]
+        return losses
 
 
 def alive(token: str) -> list[int]:

@@ -65,14 +65,14 @@ def test_trainer_given_a_class_orthonormalizes_embeddings_too(
     assert found["model.embed_tokens.weight"] == found["lm_head.weight"] == "muon"
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_lightning_clips_mixed_precision_only_where_it_unscales(told: bool) -> None:
+@pytest.mark.parametrize("unscales", [False, True])
+def test_lightning_clips_mixed_precision_only_where_it_unscales(unscales: bool) -> None:
     amp = package("lightning.pytorch.plugins.precision.amp")
     plugin = amp.MixedPrecision("bf16-mixed", "cpu")
     layer = nn.Linear(4, 4)
     optimizer = oxidion.Muon(oxidion.param_groups(layer, algorithm="muon", lr=0.02))
     layer(torch.ones(2, 4)).sum().mul(100).backward()
-    if not told:
+    if not unscales:
         with pytest.raises(RuntimeError, match="does not allow for gradient clipping because it performs"):
             plugin.clip_gradients(optimizer, 1.0)
         return

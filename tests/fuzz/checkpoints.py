@@ -85,18 +85,18 @@ def case(draw: Draw) -> None:
         for option in draw.sample(sorted(OPTIONS), draw.randint(0, 2)):
             words += [option, draw.choice(OPTIONS[option]).format(path=path, folder=folder)]
         out, err = io.StringIO(), io.StringIO()
-        told = f"{words} with {described(saved)}"
+        label = f"{words} with {described(saved)}"
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 status: Any = main(words)
         except SystemExit as end:
             status = end.code
         except Exception as error:
-            raise AssertionError(f"{told}: {error!r}") from error
-        assert status in (0, 2), f"{told}: status {status}"
-        assert out.getvalue() or status == 2, f"{told}: nothing is printed"
-        assert "\x1b" not in out.getvalue(), f"{told}: a name reaches the terminal as a command"
-        assert ("error:" in err.getvalue()) == (status == 2), f"{told}: {err.getvalue()}"
+            raise AssertionError(f"{label}: {error!r}") from error
+        assert status in (0, 2), f"{label}: status {status}"
+        assert out.getvalue() or status == 2, f"{label}: nothing is printed"
+        assert "\x1b" not in out.getvalue(), f"{label}: a name reaches the terminal as a command"
+        assert ("error:" in err.getvalue()) == (status == 2), f"{label}: {err.getvalue()}"
 
 
 def described(value: Any) -> Any:

@@ -70,14 +70,14 @@ def case(draw: Draw) -> None:
         words += [flag for flag in FLAGS if draw.often(0.08)]
         words = [word.replace("{file}", str(file)).replace("{out}", folder) for word in words]
         out, err = io.StringIO(), io.StringIO()
-        told = f"{words} with {file.read_text()[:300]!r}"
+        label = f"{words} with {file.read_text()[:300]!r}"
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 status: Any = main(words)
         except SystemExit as end:
             status = end.code
         except Exception as error:
-            raise AssertionError(f"{told}: {error!r}") from error
-        assert status in (0, 2), f"{told}: status {status}"
-        assert out.getvalue() or status == 2, f"{told}: nothing is printed"
-        assert ("error:" in err.getvalue()) == (status == 2), f"{told}: {err.getvalue()}"
+            raise AssertionError(f"{label}: {error!r}") from error
+        assert status in (0, 2), f"{label}: status {status}"
+        assert out.getvalue() or status == 2, f"{label}: nothing is printed"
+        assert ("error:" in err.getvalue()) == (status == 2), f"{label}: {err.getvalue()}"

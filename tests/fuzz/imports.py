@@ -260,12 +260,12 @@ def spoilt(draw: Draw, saved: dict[str, Any]) -> tuple[Any, list[str]]:
     return saved, [spoil(draw, saved) for _ in range(draw.choice([1, 1, 1, 2, 3]))]
 
 
-def names_the_place(message: str, told: list[str]) -> bool:
+def names_the_place(message: str, changes: list[str]) -> bool:
     """True where a message says the last key of the place of a single change, or what lies around it."""
-    found = re.findall(r"'(\w+)'", told[0].partition(" = ")[0])
+    found = re.findall(r"'(\w+)'", changes[0].partition(" = ")[0])
     words = {*found, *(OURS[key] for key in found if key in OURS)}
     around = {"param", "must be a dict", "a list of dicts", "has states under"}
-    return len(told) > 1 or any(word in message for word in words | around)
+    return len(changes) > 1 or any(word in message for word in words | around)
 
 
 def marks(value: Any) -> list[tuple[int, int]]:
@@ -298,8 +298,8 @@ def case(draw: Draw) -> None:
 
     step()
     before = snapshot(optimizer, flat)
-    saved, told = spoilt(draw, saved) if draw.often(0.95) else (saved, [])
-    shown = f"{name}, {'; '.join(told) or 'unchanged'}"
+    saved, changes = spoilt(draw, saved) if draw.often(0.95) else (saved, [])
+    shown = f"{name}, {'; '.join(changes) or 'unchanged'}"
     given, refused, made = marks(saved), None, None
     try:
         made = import_state_dict(saved, form.source, optimizer if draw.often(0.5) else None)
@@ -309,11 +309,11 @@ def case(draw: Draw) -> None:
         raise AssertionError(f"{shown}: {error!r}") from error
     assert marks(saved) == given, f"{shown}: the import changed what was given"
     assert equal(snapshot(optimizer, flat), before), f"{shown}: the import changed the optimizer"
-    assert told or refused is None, f"{shown}: {refused}"
+    assert changes or refused is None, f"{shown}: {refused}"
     if refused is not None:
         assert form.source in refused, f"{shown}: {refused}"
         assert len(refused) >= LEAST_WORDS, f"{shown}: {refused}"
-        assert names_the_place(refused, told), f"{shown}: {refused}"
+        assert names_the_place(refused, changes), f"{shown}: {refused}"
         return
     try:
         optimizer.load_state_dict(made)
@@ -322,7 +322,7 @@ def case(draw: Draw) -> None:
     except Exception as error:
         raise AssertionError(f"{shown}: imported, and then {error!r}") from error
     if refused is not None:
-        assert told, f"unchanged {shown}: {refused}"
+        assert changes, f"unchanged {shown}: {refused}"
         assert len(refused) >= LEAST_WORDS, f"{shown}: no words in {refused!r}"
         assert equal(snapshot(optimizer, flat), before), f"{shown}: refused and changed something"
     step()

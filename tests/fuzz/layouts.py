@@ -59,7 +59,7 @@ def case(draw: Draw) -> None:
     """Two steps on a random layout and in one process, or a ``LayoutError``."""
     row = drawn_case(draw)
     setting = drawn_setting(draw, row.shapes)
-    told = f"{setting.axes} {[dict(setting.place(shape)) for shape in row.shapes]} {dict(setting.extra)}"
+    label = f"{setting.axes} {[dict(setting.place(shape)) for shape in row.shapes]} {dict(setting.extra)}"
     try:
         comparison = Comparison(row, setting, torch.float64, "float64")
     except oxidion.LayoutError:
@@ -76,4 +76,4 @@ def case(draw: Draw) -> None:
     try:
         comparison.check(1e-10)
     except AssertionError as error:
-        raise AssertionError(f"{row.shapes} on {told}: {error}") from None
+        raise AssertionError(f"{row.shapes} on {label}: {error}") from None

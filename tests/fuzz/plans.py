@@ -72,7 +72,7 @@ def case(draw: Draw) -> None:
     places = [
         {name: (draw.choice("RSST"), draw.randrange(max(1, len(shape)))) for name in axes} for shape in shapes
     ]
-    told = f"{groups} {shapes} on {axes} {places}"
+    label = f"{groups} {shapes} on {axes} {places}"
     members = [(draw.choice(["float32", "bfloat16", "float64"]), draw.randrange(2)) for _ in shapes]
     prints, refused = set(), set()
     world = math.prod(axes.values())
@@ -91,13 +91,13 @@ def case(draw: Draw) -> None:
         try:
             plan = Plan.of_shapes(groups, params)
             rows = plan.rows()
-            told_bytes = [plan.arena_bytes, *(row["state_bytes"] for row in rows)]
+            planned_bytes = [plan.arena_bytes, *(row["state_bytes"] for row in rows)]
         except REFUSALS as error:
             refused.add(f"{type(error).__name__}: {error}")
             continue
-        assert all(0 <= number < MOST_BYTES for number in told_bytes), f"{told}: bytes {told_bytes}"
+        assert all(0 <= number < MOST_BYTES for number in planned_bytes), f"{label}: bytes {planned_bytes}"
         assert len(str(plan)) > 0
-        assert all(math.isfinite(number) and number >= 0 for number in plan.work()), f"{told}: {plan.work()}"
+        assert all(math.isfinite(number) and number >= 0 for number in plan.work()), f"{label}: {plan.work()}"
         prints.add(plan.fingerprint)
-    assert len(prints) + bool(refused) == 1, f"{told}: {prints} and {refused}"
-    assert all(len(words) > 30 for words in refused), f"{told}: {refused}"
+    assert len(prints) + bool(refused) == 1, f"{label}: {prints} and {refused}"
+    assert all(len(words) > 30 for words in refused), f"{label}: {refused}"

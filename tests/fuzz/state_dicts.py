@@ -148,7 +148,7 @@ def case(draw: Draw) -> None:
     step()
     saved = copy.deepcopy(optimizer.state_dict())
     before = snapshot(optimizer, params)
-    told = "; ".join(spoil(draw, saved) for _ in range(draw.choice([1, 1, 2, 3])))
+    label = "; ".join(spoil(draw, saved) for _ in range(draw.choice([1, 1, 2, 3])))
     given = copy.deepcopy(saved)
     refused = None
     try:
@@ -156,12 +156,12 @@ def case(draw: Draw) -> None:
     except ValueError as error:
         refused = str(error)
     except Exception as error:
-        raise AssertionError(f"{row.name}, {told}: {error!r}") from error
-    assert equal(saved, given), f"{row.name}, {told}: loading changed what was given"
+        raise AssertionError(f"{row.name}, {label}: {error!r}") from error
+    assert equal(saved, given), f"{row.name}, {label}: loading changed what was given"
     if refused is not None:
-        assert len(refused) >= LEAST_WORDS, f"{row.name}, {told}: no words in {refused!r}"
+        assert len(refused) >= LEAST_WORDS, f"{row.name}, {label}: no words in {refused!r}"
         assert equal(snapshot(optimizer, params), before), (
-            f"{row.name}, {told}: refused and changed something"
+            f"{row.name}, {label}: refused and changed something"
         )
         step()
         return
@@ -169,4 +169,4 @@ def case(draw: Draw) -> None:
         step()
         optimizer.load_state_dict(optimizer.state_dict())
     except Exception as error:
-        raise AssertionError(f"{row.name}, {told}: loaded, and then {error!r}") from error
+        raise AssertionError(f"{row.name}, {label}: loaded, and then {error!r}") from error

@@ -112,10 +112,10 @@ def case(draw: Draw) -> None:
     flatten = bool(row.kwargs.get("flatten"))
     for step in range(draw.randint(1, 3)):
         grads: list[Tensor | None] = []
-        told = []
+        drawn = []
         for shape in row.shapes:
             kind = draw.choice(kinds)
-            told.append(kind)
+            drawn.append(kind)
             grads.append(None if draw.often(0.1) else draw.content(kind, shape, flatten=flatten).to(dtype))
         before = [param.detach().double().clone() for param in twin.params]
         for param, grad in zip(twin.params, grads, strict=True):
@@ -123,7 +123,7 @@ def case(draw: Draw) -> None:
             param.grad = draw.laid_out(grad) if laid_out and grad is not None else grad
         twin.optimizer.step()
         twin.step_reference([None if grad is None else grad.double() for grad in grads])
-        rows = zip(twin.params, twin.expected, before, told, twin.labels(), strict=True)
+        rows = zip(twin.params, twin.expected, before, drawn, twin.labels(), strict=True)
         for param, expected, start, kind, label in rows:
             good = close(param.detach(), expected, start, dtype, elementwise)
             where = f"{label} {dtype} step {step + 1} of {kind} with {settings}"

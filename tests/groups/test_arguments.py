@@ -195,8 +195,8 @@ def test_guesses_are_said_and_strict_refuses_them(caplog: pytest.LogCaptureFixtu
     assert taken(groups, algorithm="muon") == {"linear.weight", "some_kernel"}
     with pytest.raises(ValueError, match=r"no rule knows .*riddle .*overrides="):
         oxidion.param_groups(Strange(), "muon", strict=True)
-    told = {"riddle": "muon", "some_kernel": "adamw"}
-    groups = oxidion.param_groups(Strange(), "muon", strict=True, overrides=told)
+    overrides = {"riddle": "muon", "some_kernel": "adamw"}
+    groups = oxidion.param_groups(Strange(), "muon", strict=True, overrides=overrides)
     assert taken(groups, algorithm="muon") == {"linear.weight", "riddle"}
 
 

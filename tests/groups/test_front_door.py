@@ -350,8 +350,8 @@ def test_rest_has_the_base_rate_and_a_head_under_lion_less() -> None:
     assert with_lion.pop("3.weight") == pytest.approx(0.02 / 24**0.5)
     assert set(with_lion.values()) == {0.02}
     for given in ({"scalar_lr": 0.02}, {"head_lr": 0.02}):
-        told = rates(oxidion.Muon(network(), lr=0.02, scalar_algorithm="lion", summary=False, **given))
-        assert told["3.weight"] == 0.02, given
+        found = rates(oxidion.Muon(network(), lr=0.02, scalar_algorithm="lion", summary=False, **given))
+        assert found["3.weight"] == 0.02, given
     assert set(rates(oxidion.Lion(network(), lr=1e-4, summary=False)).values()) == {1e-4}
 
 

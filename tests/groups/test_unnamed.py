@@ -179,8 +179,8 @@ def test_arguments_of_a_class_win_over_the_defaults_of_another() -> None:
     assert {g["scale"] for g in oxidion.APOLLOMini(groups("APOLLOMini"), scale=7.0).param_groups} == {7.0}
     held = by_name(oxidion.Dion(groups("MuonH"), lr=0.05))["up.weight"]
     assert (held["lr"], held["weight_norm"]) == (0.05, "hyperball")
-    beside = by_name(oxidion.Muon(Language(), lr=0.05, overrides={"up.weight": "MuonH"}, summary=False))
-    assert (beside["up.weight"]["lr"], beside["up.weight"]["weight_norm"]) == (0.05, "hyperball")
+    listed = by_name(oxidion.Muon(Language(), lr=0.05, overrides={"up.weight": "MuonH"}, summary=False))
+    assert (listed["up.weight"]["lr"], listed["up.weight"]["weight_norm"]) == (0.05, "hyperball")
 
 
 def test_class_with_other_defaults_is_refused_in_existing_groups() -> None:

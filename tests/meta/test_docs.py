@@ -93,10 +93,12 @@ def test_code_block_runs(block: re.Match[str], tmp_path: Path) -> None:
 
 
 def test_block_that_fails_on_one_rank_fails() -> None:
-    ended = forks.common().run("import os\nprint('begun')\nassert os.environ['RANK'] == '0', 'told'", ranks=2)
+    ended = forks.common().run(
+        "import os\nprint('begun')\nassert os.environ['RANK'] == '0', 'other'", ranks=2
+    )
     assert [rank.returncode for rank in ended] == [0, 1]
     assert [rank.stdout for rank in ended] == ["begun\n"] * 2
-    assert "AssertionError: told" in ended[1].stderr
+    assert "AssertionError: other" in ended[1].stderr
     (killed,) = forks.common().run("import os\nos.kill(os.getpid(), 9)")
     assert killed.returncode == -9
 

@@ -66,7 +66,7 @@ def test_crate_and_distribution_name_the_same_licence_files() -> None:
 
 def test_source_distribution_holds_both_files_and_names_them(tmp_path: Path) -> None:
     maturin = shutil.which("maturin", path=str(Path(sys.executable).parent))
-    assert maturin, "maturin is not beside the interpreter"
+    assert maturin, "maturin is not in the interpreter's folder"
     subprocess.run([maturin, "sdist", "--out", tmp_path], cwd=ROOT, check=True, capture_output=True)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:

@@ -77,8 +77,8 @@ def test_optimizer_of_the_scaffold_is_in_the_expected_files(tree: Path) -> None:
         for word, files in named.items():
             if re.search(word, text, re.IGNORECASE) or re.search(word, path.name):
                 files.add(str(path.relative_to(tree)).replace("heavy_ball", "ademamix"))
-    beside = ("__init__", "_gpu_check/parts", "backward", "compat/hf", "compat/megatron")
-    assert named["ademamix"] - {f"python/oxidion/{name}.py" for name in beside} == named["heavy_?ball"]
+    others = ("__init__", "_gpu_check/parts", "backward", "compat/hf", "compat/megatron")
+    assert named["ademamix"] - {f"python/oxidion/{name}.py" for name in others} == named["heavy_?ball"]
 
 
 def test_what_is_written_names_no_setting_of_every_class(tree: Path) -> None:

@@ -187,12 +187,12 @@ class Core:
         done = run(command, cwd=TREE, env=environment)
         made, places, errors = [], [], []
         for line in done.stdout.splitlines():
-            told = json.loads(line) if line.startswith("{") else {}
-            if told.get("reason") == "compiler-artifact" and told["target"]["name"] == "_oxidion":
-                made += [Path(f) for f in told["filenames"] if f.endswith(".so")]
-                made += [Path(told["executable"])] if told.get("executable") else []
-            message = told.get("message") or {}
-            if told.get("reason") == "compiler-message" and message.get("level") == "error":
+            entry = json.loads(line) if line.startswith("{") else {}
+            if entry.get("reason") == "compiler-artifact" and entry["target"]["name"] == "_oxidion":
+                made += [Path(f) for f in entry["filenames"] if f.endswith(".so")]
+                made += [Path(entry["executable"])] if entry.get("executable") else []
+            message = entry.get("message") or {}
+            if entry.get("reason") == "compiler-message" and message.get("level") == "error":
                 errors.append(message.get("rendered", ""))
                 places += [(span["file_name"], span["line_start"]) for span in message["spans"]]
         return done.returncode == 0, made, places, "\n".join(errors) or done.stderr[-2000:]

@@ -223,16 +223,16 @@ def test_a_model_may_be_loaded_alone(name: str, feature: str) -> None:
     expected.load_state_dict(saved)
     train(naive, expected, range(3, 6))
     wanted = found(naive, expected)
-    for begins_anew in (True, False):
+    for restarts in (True, False):
         model, optimizer = case.start()
         train(model, optimizer, range(3))
         model.load_state_dict(weights(case.dtype, 8))
-        for own in optimizer.state.values() if begins_anew else ():
+        for own in optimizer.state.values() if restarts else ():
             for key in case.feature.copies:
                 own[key].zero_()
         train(model, optimizer, range(3, 6))
         got = found(model, optimizer)
-        if begins_anew or not case.feature.copies:
+        if restarts or not case.feature.copies:
             assert_equal(got, wanted)
         else:  # an average goes on from the old weights, a norm stays that of the old weights
             assert not torch.equal(got["average a"], wanted["average a"])

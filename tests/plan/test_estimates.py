@@ -88,12 +88,12 @@ def test_step_waits_for_what_no_computation_hides() -> None:
     first = 2e9 / (1e12 * PRODUCTS) + LAUNCH
     # The busiest rank has twice the work on whole matrices.
     second = (1e9 + 6e9) / (1e12 * PRODUCTS) + 8e9 / (1e12 * MEMORY) + LAUNCH
-    travel = 1e-6 + 0.5e9 / (100e9 * LINK)
+    sent = 1e-6 + 0.5e9 / (100e9 * LINK)
     assert time.compute == pytest.approx(first + second)
     assert time.mean_compute == pytest.approx(first + 4e9 / (1e12 * PRODUCTS) + 0.01 + LAUNCH)
-    assert time.communication == time.axes["fs"] == pytest.approx(travel)
-    assert time.exposed == pytest.approx(max(travel - second, 0.0))
-    assert time.total == pytest.approx(first + max(second, travel))
+    assert time.communication == time.axes["fs"] == pytest.approx(sent)
+    assert time.exposed == pytest.approx(max(sent - second, 0.0))
+    assert time.total == pytest.approx(first + max(second, sent))
 
 
 MEASURED = Hardware(
@@ -119,9 +119,9 @@ def test_measured_rates_are_reached() -> None:
 def test_collectives_that_the_device_carries_are_exposed() -> None:
     hidden = step_time(Schedule(), MEASURED, "float32", {"fs": 1})
     carried = step_time(Schedule(), replace(MEASURED, hides=False), "float32", {"fs": 1})
-    travel, comparison = 2e-3 + 0.5e9 / 50e9, 5e-3 + 80 / 20e9
+    sent, comparison = 2e-3 + 0.5e9 / 50e9, 5e-3 + 80 / 20e9
     assert hidden.exposed == pytest.approx(0.0)
-    assert carried.exposed == pytest.approx(travel + comparison)
+    assert carried.exposed == pytest.approx(sent + comparison)
     assert carried.total == pytest.approx(carried.compute + carried.exposed)
     assert carried.compute == pytest.approx(hidden.compute)
 

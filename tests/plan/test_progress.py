@@ -72,8 +72,8 @@ def test_error_leaves_the_terminal_clean(monkeypatch: pytest.MonkeyPatch) -> Non
     terminal = at_terminal(monkeypatch)
 
     def failing() -> None:
-        with progress.progress(4, "plans") as told:
-            told(1)
+        with progress.progress(4, "plans") as report:
+            report(1)
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
@@ -83,9 +83,9 @@ def test_error_leaves_the_terminal_clean(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_quick_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_terminal(monkeypatch)
-    with progress.progress(2, "plans") as told:
-        told(0)
-        told(1)
+    with progress.progress(2, "plans") as report:
+        report(0)
+        report(1)
     assert terminal.getvalue() == ""
 
 
@@ -93,12 +93,12 @@ def test_slow_work_is_shown_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -
     terminal = at_terminal(monkeypatch)
     now = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.progress(3, "plans") as told:
+    with progress.progress(3, "plans") as report:
         now += 1.9
-        told(1)
+        report(1)
         assert terminal.getvalue() == ""
         now += 0.2
-        told(2)
+        report(2)
         assert terminal.getvalue() != ""
 
 

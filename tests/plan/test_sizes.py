@@ -37,7 +37,7 @@ def plan(*shapes: tuple[int, ...], algorithm: str = "adamw", **settings: Any) ->
 @pytest.mark.parametrize("algorithm", sorted({*MATRIX, *algorithms()}))
 def test_sizes_whose_product_overflows_are_refused(shape: tuple[int, ...], algorithm: str) -> None:
     if len(shape) < 2 and algorithm in MATRIX:
-        pytest.skip("a matrix algorithm takes no vector of any length")
+        pytest.skip("a matrix algorithm refuses vectors of any length")
     words = rf"p1: .* at most 2\^47, .* got shape {re.escape(str(list(shape)))}: split it"
     with pytest.raises(ValueError, match=words):
         plan((4, 4), shape, algorithm=algorithm)

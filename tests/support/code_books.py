@@ -58,8 +58,8 @@ def find(q: Tensor, signed: bool, random: Tensor | None = None) -> Tensor:
     x = q.double().reshape(-1)
     numbers = torch.full(x.shape, 1 << 15) if random is None else random.reshape(-1)
     found = between(x.abs() if signed else x, numbers, signed)
-    codes = 127 + torch.where(x < 0, -found, found) if signed else found
-    return codes.reshape(q.shape)
+    quantized = 127 + torch.where(x < 0, -found, found) if signed else found
+    return quantized.reshape(q.shape)
 
 
 def encode(
@@ -78,7 +78,7 @@ def encode(
     return torch.cat(found, dim=-1).to(torch.uint8), torch.cat(scales, dim=-1)
 
 
-def decode(codes: Tensor, scales: Tensor, block: int = 256, *, signed: bool = True) -> Tensor:
+def decode(quantized: Tensor, scales: Tensor, block: int = 256, *, signed: bool = True) -> Tensor:
     """Dequantized values, rounded to float32 as the optimizers' arithmetic reads them; float64."""
-    wide = scales.repeat_interleave(block, dim=-1)[..., : codes.shape[-1]]
-    return (book(signed).float()[codes.long()] * wide).double()
+    wide = scales.repeat_interleave(block, dim=-1)[..., : quantized.shape[-1]]
+    return (book(signed).float()[quantized.long()] * wide).double()

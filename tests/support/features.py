@@ -52,7 +52,7 @@ FEATURES = {
     ),
     "cautious": Feature({"cautious_wd": True, "weight_decay": 0.1}, ("AdamW", "Muon", "Dion", "SOAP")),
     "amsgrad": Feature({"amsgrad": True}, ("AdamW",)),
-    "codes": Feature({"state_bits": 8, "min_quant_numel": 0, "block_size": 8}, QUANTIZED, torch.float32),
+    "quantized": Feature({"state_bits": 8, "min_quant_numel": 0, "block_size": 8}, QUANTIZED, torch.float32),
     "narrow-states": Feature({"state_dtype": "bfloat16"}, dtype=torch.float32),
     "rounded": Feature({"stochastic_rounding": True}, dtype=torch.bfloat16),
     "masters": Feature({"master_weights": True}, dtype=torch.bfloat16),

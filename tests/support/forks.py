@@ -80,12 +80,12 @@ class Forks:
                 "limit": limit,
                 "logs": own,
             }
-            codes = self._ask(job)
+            statuses = self._ask(job)
             said = [
                 [Path(own, f"{rank}.{stream}").read_text(errors="replace") for stream in ("out", "err")]
-                for rank in range(len(codes))
+                for rank in range(len(statuses))
             ]
-        return [Ended(code, out, err) for code, (out, err) in zip(codes, said, strict=True)]
+        return [Ended(code, out, err) for code, (out, err) in zip(statuses, said, strict=True)]
 
     def _ask(self, job: Mapping[str, Any]) -> list[int]:
         if self._server is None:
@@ -108,11 +108,11 @@ class Forks:
             self.stop()  # a fork hangs
             raise
         try:
-            codes: list[int] = json.loads(answer)
+            statuses: list[int] = json.loads(answer)
         except ValueError:
             self.stop()
             raise RuntimeError(f"the process that is forked has ended, or answers {answer!r}") from None
-        return codes
+        return statuses
 
     def stop(self) -> None:
         """Ends the process and its forks."""
@@ -164,19 +164,19 @@ def _begin(job: Mapping[str, Any], rank: int, port: int) -> None:
 
 def _wait(children: Sequence[int], limit: float) -> list[int]:
     """Exit statuses of the forks, in their order; those that do not end are killed."""
-    codes: dict[int, int] = {}
+    statuses: dict[int, int] = {}
     end = time.monotonic() + limit
-    while len(codes) < len(children):
+    while len(statuses) < len(children):
         for pid in children:
-            if pid not in codes and (found := os.waitpid(pid, os.WNOHANG))[0]:
-                codes[pid] = os.waitstatus_to_exitcode(found[1])
-                if codes[pid]:
+            if pid not in statuses and (found := os.waitpid(pid, os.WNOHANG))[0]:
+                statuses[pid] = os.waitstatus_to_exitcode(found[1])
+                if statuses[pid]:
                     end = min(end, time.monotonic() + GRACE)
         if time.monotonic() > end:
-            for pid in set(children) - codes.keys():
+            for pid in set(children) - statuses.keys():
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
-    return [codes[pid] for pid in children]
+    return [statuses[pid] for pid in children]
 
 
 def _serve(answers: int) -> str:

@@ -334,8 +334,8 @@ class OxOptimizer(Stepper, Optimizer):
                 cls._check_shape_is_kept(name, param)
             if cls._COMMUNICATES and self._is_flat_partition(held):
                 raise TypeError(
-                    f"group {number}: a vector of {held[0].numel()} elements is in the place of its "
-                    f"parameters, as DeepSpeed's ZeRO puts it there, so {cls._ALGORITHM!r} cannot tell their "
+                    f"group {number}: a vector of {held[0].numel()} elements replaces its "
+                    f"parameters, as in DeepSpeed's ZeRO, so {cls._ALGORITHM!r} cannot tell their "
                     "shapes; use stage 0, or FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
                 )
 
@@ -712,7 +712,7 @@ class OxOptimizer(Stepper, Optimizer):
 
         Returns:
             Columns name, shape, dtype, device, rounding (of a step's result: "exact" in the type of the
-            arithmetic, else "nearest", "stochastic" or "master"), states (in which dtype each is stored,
+            arithmetic, else "nearest", "stochastic" or "master"), states (the dtype of each, or "8 bits",
             with "at random" where 16 bits are rounded at random), placements, group, algorithm, view
             (how it is read as matrices), transposed, lr_factor (multiplies ``lr``), rank, owner (the rank
             that computes on whole matrices), route, state_bytes (on this rank), flops (of a step) and

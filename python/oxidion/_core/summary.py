@@ -13,7 +13,7 @@ from oxidion._core.validate import Field, is_pair
 WIDEST = 60
 """Characters of a value that are shown."""
 
-SHOWN_APART = frozenset({"params", "param_names", "algorithm", "lr"})
+SHOWN_ELSEWHERE = frozenset({"params", "param_names", "algorithm", "lr"})
 
 
 def summary(
@@ -43,7 +43,7 @@ def summary(
         algorithm = str(group.get("algorithm", ""))
         expected = _untouched(algorithm, usual, own, schemas)
         unread = set().union(*schemas.values()) - schemas.get(algorithm, {}).keys() - schema.COMMON.keys()
-        hidden = SHOWN_APART.union(_mirrors(group, schemas.get(algorithm, {}), expected), unread)
+        hidden = SHOWN_ELSEWHERE.union(_mirrors(group, schemas.get(algorithm, {}), expected), unread)
         if "param_names" not in group and group.get("seed_by") == "position":
             hidden |= {"seed_by"}  # there is nothing else
         others = [

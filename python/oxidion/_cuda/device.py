@@ -204,7 +204,7 @@ def described(where: torch.device) -> str:
     except RuntimeError:
         return f"{where.type}, by libtorch"
     off = [name for name, state, *_ in states if state == "off" and name != FOR_ONE_ARCHITECTURE]
-    return f"{where.type}, by libtorch in the place of {', '.join(off)}" if off else where.type
+    return f"{where.type}, by libtorch instead of {', '.join(off)}" if off else where.type
 
 
 def refusal_of_graphs(where: torch.device) -> str:

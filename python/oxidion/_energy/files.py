@@ -101,7 +101,7 @@ def whole(value: object, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")  # noqa: TRY004
     if hasattr(value, "placements"):
-        raise ValueError(f"{name} is a DTensor, of which a file holds one rank's part: take a folder of DCP")
+        raise ValueError(f"{name} is a DTensor, and a file holds one rank's part of it: take a folder of DCP")
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
         kind = "quantized" if value.is_quantized else value.layout
         raise Unfit(f"no dense tensor: {kind} on {value.device}")

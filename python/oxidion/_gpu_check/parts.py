@@ -151,12 +151,12 @@ KERNELS: dict[str, Setting] = {
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
     ),
     "sums.cu totals.cu MuonH": Setting("Muon", _HELD, shapes=SMALL, bar=1e-3),
-    "sums.cu totals.cu AdamW of held norms": Setting("AdamW", _SPHERE, shapes=SMALL, bar=1e-3),
-    "sums.cu totals.cu Dion of held norms": Setting(
+    "sums.cu totals.cu AdamW with weight_norm": Setting("AdamW", _SPHERE, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu Dion with weight_norm": Setting(
         "Dion", {"rank_fraction": 0.25, **_FLOAT32, **_SPHERE}, shapes=SMALL, bar=1e-3
     ),
-    "sums.cu totals.cu Dion2 of held norms": Setting("Dion2", _HELD, shapes=SMALL, bar=1e-3),
-    "sums.cu totals.cu SOAP of held norms": Setting("SOAP", _SPHERE, shapes=SMALL, bar=1e-2, waits=True),
+    "sums.cu totals.cu Dion2 with weight_norm": Setting("Dion2", _HELD, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu SOAP with weight_norm": Setting("SOAP", _SPHERE, shapes=SMALL, bar=1e-2, waits=True),
     "rows.cu Adafactor with momentum": Setting(
         "Adafactor", {"relative_step": False, "beta1": 0.9, "lr": 0.01}, bar=1e-4
     ),

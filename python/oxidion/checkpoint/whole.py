@@ -232,7 +232,7 @@ def _try_to_remove(path: Path) -> None:
         _remove(path)
     except OSError as error:
         logging.getLogger("oxidion").warning(
-            "%s is no longer needed and cannot be removed (%s): remove it by hand. Other checkpoints are not "
+            "%s is no longer needed and cannot be removed (%s): remove it yourself. No other checkpoint is "
             "affected",
             path,
             error,

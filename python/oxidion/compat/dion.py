@@ -51,7 +51,7 @@ __all__ = [
     "NorMuon",
 ]
 
-_TOLD_BY_LAYOUTS = ("world_mesh", "fsdp_mesh_dim")
+_GIVEN_BY_LAYOUTS = ("world_mesh", "fsdp_mesh_dim")
 """Arguments of forks that say where parameters lie."""
 
 
@@ -87,7 +87,7 @@ class _FromDion(OxOptimizer):
         given.apply_defaults()
         options = given.arguments.pop("options")
         made = {**self._USUAL, **given.arguments, **options}
-        for key in (*_TOLD_BY_LAYOUTS, *given_by_word):
+        for key in (*_GIVEN_BY_LAYOUTS, *given_by_word):
             made.pop(key, None)
         if "adjust_lr" in made:
             made["adjust_lr"] = validate.own_word(made["adjust_lr"])

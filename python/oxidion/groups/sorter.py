@@ -64,7 +64,7 @@ class ModelSorter:
             if model not in (None, params):
                 raise TypeError(
                     f"{cls.__name__}(): two models were given, {type(params).__name__} and "
-                    f"{type(model).__name__}: pass one, or parameters beside model="
+                    f"{type(model).__name__}: pass one, or parameters and model="
                 )
             params, model = None, params
         if model is not None and not isinstance(model, nn.Module):
@@ -106,8 +106,8 @@ def _refuse_options(cls: type[OxOptimizer], options: Mapping[str, Any]) -> None:
     if options:
         raise TypeError(
             f"{cls.__name__}(): {min(options)!r} says how the parameters of a model are sorted: pass the "
-            f"model instead of its parameters, oxidion.{cls.__name__}(model, ...), or beside them as "
-            "model=model"
+            f"model instead of its parameters, oxidion.{cls.__name__}(model, ...), or pass both, "
+            "the model as model="
         )
 
 
@@ -123,7 +123,7 @@ def _refuse_others(cls: type[OxOptimizer], given: Mapping[str, Any]) -> None:
         if key != "params" and isinstance(value, nn.Module):
             raise TypeError(
                 f"{cls.__name__}(): {key} cannot be a model, got {type(value).__name__}. A model is the "
-                "first argument, or stands beside its parameters as model="
+                "first argument, or is given as model= with its parameters first"
             )
     params = given.get("params")
     if isinstance(params, type) and issubclass(params, nn.Module):

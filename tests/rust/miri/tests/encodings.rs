@@ -265,15 +265,15 @@ fn numbers_are_rounded_at_random_to_a_neighbour_whatever_they_are_split_into() {
     let numbers = Memory::random(DType::F32, len, 7);
     let mut whole = Memory::new(DType::BF16, len);
     encode(numbers.view(), whole.encoded(&encoding));
-    let mut apart = Memory::new(DType::BF16, len);
+    let mut pieces = Memory::new(DType::BF16, len);
     with_threads(&[3], |_| {
-        let mut parts = parts(apart.encoded(&encoding), &[1, 6, 30, 8]);
+        let mut parts = parts(pieces.encoded(&encoding), &[1, 6, 30, 8]);
         threads::chunks(&mut parts, 1, |part, to| {
             let from = numbers.view().part([0, 1, 7, 37][part], to[0].len());
             encode(from, to[0].reborrow());
         });
     });
-    assert_eq!(whole.bits(), apart.bits());
+    assert_eq!(whole.bits(), pieces.bits());
     let nearest = Memory::of(DType::BF16, &numbers.numbers());
     for (x, found) in numbers.numbers().into_iter().zip(whole.numbers()) {
         assert!((x - found).abs() <= 2_f64.powi(-7) * x.abs(), "{x} {found}");

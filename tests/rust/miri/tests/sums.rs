@@ -207,7 +207,7 @@ fn quantized_rows_are_averaged() {
     let (height, width) = (2, 20);
     let len = height * width;
     let (mut x, g) = (Memory::random(DType::F32, len, 1), Memory::random(DType::F32, len, 2));
-    let (mut codes, mut scales) =
+    let (mut quantized, mut scales) =
         (Memory::filled(DType::Q8, len, 127.0), Memory::filled(DType::F32, 2 * 2, 0.0));
     let encoding = Encoding::Blocks(Blocks { scales: scales.ptr(), width, block: 16, rounding: None });
     let by_row = Memory::filled(DType::F64, height, 1.0);
@@ -217,7 +217,7 @@ fn quantized_rows_are_averaged() {
     let pass = ScaledApply { scales: &same, factors: &factors, cautious: false, beta1: 0.5 };
     let expected: Vec<f64> = x.numbers().iter().zip(g.numbers()).map(|(x, g)| x - 0.25 * g).collect();
     let mut unused = sums([1, height, width]);
-    let operands = Job { read: [g.view()], write: [x.view_mut(), codes.encoded(&encoding)] };
+    let operands = Job { read: [g.view()], write: [x.view_mut(), quantized.encoded(&encoding)] };
     let mut job = stack_of(operands, [1, height, width], &mut unused);
     (job.row_sums, job.col_sums) = (FlatViewMut::EMPTY, FlatViewMut::EMPTY);
     (job.all_sums, job.total) = (FlatViewMut::EMPTY, FlatViewMut::EMPTY);
