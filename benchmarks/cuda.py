@@ -44,7 +44,7 @@ PARTS = ("steps", "quality", "products")
 #: Seconds after which a measurement is given up: kernels of a peer may be compiled in it.
 LIMIT = 600.0
 FOREVER = 1e9
-#: Shapes of a list of which the quality of an update is found.
+#: Shapes of a list for which the quality of an update is measured.
 SHAPES = 2
 KEPT = ("source", "status", "state_bytes", "kernels", "quality")
 TRIAL = "cuda"

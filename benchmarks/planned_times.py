@@ -226,7 +226,8 @@ def tables(run_: dict[str, Any]) -> list[str]:
         f"{run_['ranks']} processes, {rates}; estimated / measured {min(ratios):.2f} to {max(ratios):.2f}",
         table(["collective", "latency", "bytes/s"], links),
         table(["optimizer", "measured", "estimated", "of it communication"], times),
-        f"More than {CLEARLY:g} times as long, though estimated to be shorter: {'; '.join(wrong) or 'none'}.",
+        f"The first takes less time by more than {CLEARLY:g} times, but not by the estimates: "
+        f"{'; '.join(wrong) or 'none'}.",
     ]
 
 

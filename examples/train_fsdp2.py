@@ -374,7 +374,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--dtype", tuple(DTYPES), "float32", "parameters"),
         ("--device", ("cpu", "cuda"), "cpu", "gloo or NCCL"),
         ("--checkpoint", Path, None, "folder of the run's checkpoints; one is written at the end"),
-        ("--save-every", int, 0, "steps between two others"),
+        ("--save-every", int, 0, "steps between two checkpoints; 0: only one at the end"),
         ("--keep", int, 2, "newest checkpoints to keep"),
         ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
         (

@@ -47,7 +47,7 @@ static thread_local char *torch_last_err = nullptr;
   } catch (const std::exception &e) {                                                                                \
     torch_last_err = strdup(e.what());                                                                               \
   } catch (...) {                                                                                                    \
-    torch_last_err = strdup("libtorch threw an object that is not a std::exception");                                                  \
+    torch_last_err = strdup("libtorch threw an object that is not a std::exception");                                \
   }
 
 // @functions of torch-sys

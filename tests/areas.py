@@ -339,6 +339,29 @@ def is_built() -> bool:
     return bool(stamps) and max(path.stat().st_mtime for path in stamps) >= last
 
 
+class Failures:
+    """A plugin that writes the names of failed tests, and of modules that cannot be imported, into a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keeps the name of a failed test."""
+        if report.failed:
+            self.found[report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keeps the name of a module whose import fails."""
+        if report.failed:
+            self.found[report.nodeid] = None
+
+    def pytest_sessionfinish(self) -> None:
+        """Adds what was found to the file."""
+        with self.file.open("a") as file:
+            file.writelines(f"{name}\n" for name in self.found)
+
+
 class Recorder:
     """A plugin that counts the tests of each part that pass, and writes the lock if none failed.
 
@@ -350,7 +373,6 @@ class Recorder:
         self.area, self.only_changed = area, only_changed
         self.passed: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
-        self.failed: list[str] = []
         self.parts = (NO_CLASS, *settings().classes)
         self.green = {part for part in self.parts if is_green(area, part)}
         self.before = [digest(area, part) for part in self.parts]
@@ -361,8 +383,6 @@ class Recorder:
         from support.spread import without_group
 
         test = without_group(report.nodeid)
-        if report.failed:
-            self.failed.append(f"{self.area.name}: {test}")
         if area_of(test) == self.area.name:
             self.passed[class_of(test)] += report.when == "call" and report.passed
             self.skipped[class_of(test)] += report.skipped and NO_DEVICE not in str(report.longrepr)
@@ -370,9 +390,6 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Records what has passed; nothing if a test failed or a file has changed meanwhile."""
-        if FAILURES in os.environ:
-            with Path(os.environ[FAILURES]).open("a") as file:
-                file.writelines(f"{line}\n" for line in self.failed)
         seconds = time.monotonic() - self.start
         passed, skipped = sum(self.passed.values()), sum(self.skipped.values())
         print(f"\narea {self.area.name}: {passed} passed, {skipped} skipped in {seconds:.0f} s")
@@ -442,14 +459,16 @@ def main() -> int:
     only_changed = not names
     with tempfile.NamedTemporaryFile("r", suffix=".txt") as failures:
         os.environ[FAILURES] = failures.name
-        statuses = {
-            n: run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()
-        }
-        # Once more at the end: the log of a run of all areas is long.
-        print(*failures.read().splitlines()[:MOST_SHOWN], sep="\n")
-    if failed := [name for name, status in statuses.items() if status]:
-        print(f"not green: {', '.join(failed)}")
-    return int(any(statuses.values()))  # a process that a signal ended has a negative one
+        found = {n: run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()}
+        failed = failures.read().splitlines()
+    # Once more at the end: the log of a run of all areas is long.
+    for name in failed[:MOST_SHOWN]:
+        print(f"failed: {name}")
+    if len(failed) > MOST_SHOWN:
+        print(f"failed: {len(failed) - MOST_SHOWN} more")
+    if not_green := [name for name, status in found.items() if status]:
+        print(f"not green: {', '.join(not_green)}")
+    return int(bool(not_green))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.option.keyword or config.option.file_or_dir or config.option.deselect:
             raise pytest.UsageError("--record: only where all tests of the area run")
         config.pluginmanager.register(areas.Recorder(areas.settings().areas[name], config.option.changed))
+    if file := os.environ.pop(areas.FAILURES, None):  # not for runs that a test starts
+        config.pluginmanager.register(areas.Failures(Path(file)))
     if IS_OLD_TORCH:
         for warning in OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{warning}:UserWarning")

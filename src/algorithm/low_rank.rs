@@ -195,8 +195,8 @@ pub(super) fn gradient<'s>(
     wide.into_view().tensor()
 }
 
-/// The gradient in the type of products. Another than the parameter's comes with a `grad_dtype` that the user has set, of
-/// which a plan knows nothing: no scratch is reserved for its copy.
+/// The gradient in the type of products. It differs from the parameter's type where the user has set `grad_dtype`. The plan
+/// does not know this, so no scratch is reserved for the copy.
 pub(super) fn in_products(class: &UnitShape, grad: &Tensor) -> Result<Tensor> {
     Ok(grad.f_to_kind(class.param.arithmetic().kind())?)
 }

@@ -210,9 +210,9 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.idle())
     }
 
-    /// Facts about each parameter that decide about the launches of the step that has begun, whether one of them is
-    /// due, and the names of those which, with their states, are worked on in copies. Steps that agree in the first two
-    /// are made of the same launches.
+    /// Returns the pattern of the step that has begun, on which its launches depend, whether no replay can repeat it, and
+    /// the names of the parameters that are, with their states, computed on in copies. Steps with equal patterns have the
+    /// same launches.
     fn pattern(&self) -> PyResult<(Vec<usize>, bool, Vec<String>)> {
         let inner = self.lock().map_err(to_python)?;
         let (taken, due) = inner.pattern();

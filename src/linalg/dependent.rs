@@ -28,8 +28,8 @@ pub struct Rounding {
 /// Columns that have the rounding of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// The longest column: X is the product of a matrix and vectors of about one length, and a short column is one of
-    /// which much was cancelled. Roundings of the elements of the matrix are those of a column of root mean square length.
+    /// The longest column: X is the product of a matrix and vectors of about one length, and a column is short
+    /// because much was cancelled in it. Roundings of the elements of the matrix are those of a column of root mean square length.
     All,
     /// Each column itself.
     Each,

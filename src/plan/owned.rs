@@ -76,7 +76,7 @@ fn parts_of_scales(name: &str, state: &StateSpec, parts: &[Rect]) -> Result<Vec<
     let first = parts.first().map_or(width, |part| part.cols.min(width));
     if parts.iter().any(|part| part.cols.min(width) != first) {
         return Err(Error::Value(format!(
-            "{name}: its 8-bit states lie with the owners of matrices, and these are side by side with several widths. \
+            "{name}: its 8-bit states are sharded by owners of matrices, and these are side by side with several widths. \
              Set state_bits=32 in its group"
         )));
     }

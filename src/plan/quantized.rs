@@ -115,8 +115,8 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, quantized: Quantization, layout:
     Err(Error::Layout {
         param: p.name.clone(),
         what: format!(
-            "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, of which its \
-             8-bit states have one scale each",
+            "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, and its \
+             8-bit states have one scale for each block",
             sharding.num_shards(),
             quantized.block,
         ),
@@ -146,8 +146,8 @@ fn check_blocks(p: &ParamSpec, block: usize, width: usize, blocks: &[Block]) -> 
         "Set state_bits=32 in its group".into()
     };
     Err(Error::Value(format!(
-        "{}: its blocks of columns begin inside of the blocks of {block} elements of which its 8-bit states have \
-         one scale each. {help}",
+        "{}: its blocks of columns begin inside of the blocks of {block} elements, and its 8-bit states have \
+         one scale for each block. {help}",
         p.name
     )))
 }

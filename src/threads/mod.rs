@@ -70,7 +70,7 @@ fn gather<R: Send>(
     match result.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(Ok(result)) => result,
         Some(Err(panic)) => std::panic::resume_unwind(panic),
-        None => unreachable!("a thread that runs a region runs it on the calling thread too"),
+        None => unreachable!("OpenMP and the pool run a region on the calling thread too"),
     }
 }
 

@@ -179,7 +179,7 @@ def test_flat_deepspeed_partitions_step_by_element_or_raise(case: Case, ranks: i
     (flat,) = params_of(optimizer)
     before = flat.detach().clone()
     if case.cls._COMMUNICATES:
-        message = f"a vector of {flat.numel()} elements is in the place.*ZeRO.*cannot tell their.*FSDP2"
+        message = f"a vector of {flat.numel()} elements replaces its.*ZeRO.*cannot tell their.*FSDP2"
         for _ in range(2):
             with pytest.raises(TypeError, match=message):
                 optimizer.step()

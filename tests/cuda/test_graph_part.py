@@ -81,7 +81,7 @@ PLANTED = {
         """,
         "replayed updates differ by ",
     ),
-    "nothing is replayed step by step": (
+    "a graph of torch's is not replayed": (
         "captured = lambda work: lambda: None",
         "updates of a graph of torch's differ by ",
     ),

@@ -70,7 +70,7 @@ FAULTS = {
     ),
     "float16 takes all random bits": ("rounding.cuh", "(random >> 3)", "random"),
     "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
-    "weights are written to those of the job before": (
+    "every low half is at the start of its job": (
         "quantized.cuh",
         "job.scales[n])) + element",
         "job.scales[n]))",

@@ -94,7 +94,7 @@ def test_weights_without_a_gradient_keep_their_states(name: str, setting: Settin
 
 @pytest.mark.parametrize("setting", [ROWS, COLUMNS, HSDP], ids=str)
 def test_8_bit_states_of_heads_are_sharded_by_owner(setting: Setting) -> None:
-    own = owning.CODES
+    own = owning.EIGHT_BITS
     groups = (
         Group(((12, 32), (12, 64)), {"num_heads": 3, **own}),
         Group(((8, 32), (6, 64)), {"num_heads": 4, "split_dim": 1, **own}),
@@ -109,7 +109,7 @@ def test_8_bit_states_of_heads_are_sharded_by_owner(setting: Setting) -> None:
 
 
 def test_quantized_mixed_widths_side_by_side_are_refused() -> None:
-    own = owning.CODES
+    own = owning.EIGHT_BITS
     group = Group(((8, 32),), {"split_sizes": (16, 8, 8), "split_dim": 1, **own})
     case = Case("widths", oxidion.SOAP, "soap", {"state_bits": 8}, (group,))
     mesh = SimMesh(ROWS.axes, case.build, layouts_for(case, ROWS.place))

@@ -164,7 +164,7 @@ def test_commands_print_costs_and_a_rank_fraction(done: dict[str, Any]) -> None:
     for line in (
         r"llama-8b on dp=2,fs=16: rank 0 of 32",
         r"llama-8b  fs=64  muon .* %",
-        r"rank_fraction=0\.\d+: .*",
+        r"rank_fraction=0\.\d+ keeps 0\.9 .*",
         r"name +algorithm  update_error.*",
     ):
         assert re.search(rf"^{line}$", done["stdout"], re.MULTILINE), line

@@ -12,7 +12,7 @@ RUST = ROOT / "src"
 PACKAGE = ROOT / "python" / "oxidion"
 
 _NOT_CODE = re.compile(
-    r"""//[^\n]*              # line comment
+    r"""//[^\n]*(?:\n[ \t]*//[^\n]*)*  # line comments
     | /\*.*?\*/               # block comment
     | \bb?r(\#*)".*?"\1       # raw string
     | \bb?"(?:\\.|[^"\\])*"   # string after a prefix
@@ -49,6 +49,13 @@ def _blank(match: re.Match[str]) -> str:
 def rust_code(text: str) -> str:
     """Rust without comments and literals, line by line as it was."""
     return _NOT_CODE.sub(_blank, text)
+
+
+def rust_texts(text: str) -> Iterator[tuple[int, str]]:
+    """Comments and literals of Rust, each in one line, with the numbers of the lines where they begin."""
+    for match in _NOT_CODE.finditer(text):
+        words = re.sub(r"^\s*//[/!]?|\\$", "", match.group(), flags=re.MULTILINE)
+        yield text.count("\n", 0, match.start()) + 1, " ".join(words.split())
 
 
 def without_unit_tests(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,15 +130,28 @@ def test_part_that_was_mostly_skipped_differs_later(
     areas.recorded.cache_clear()
 
 
-def test_failed_tests_are_named_after_all_areas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(areas.FAILURES, str(tmp_path / "failures.txt"))
-    for name in ("stress", "timing"):
-        recorder = areas.Recorder(areas.settings().areas[name], only_changed=False)
-        for test, outcome in (("tests/test_a.py::test_a", "failed"), ("tests/test_a.py::test_b", "passed")):
-            place = (test.partition("::")[0], 1, "test")
-            recorder.pytest_runtest_logreport(
-                pytest.TestReport(test, place, {}, outcome, None, "call")  # type: ignore[arg-type]
-            )
-        recorder.pytest_sessionfinish(pytest.ExitCode.TESTS_FAILED)
-    lines = (tmp_path / "failures.txt").read_text().splitlines()
-    assert lines == [f"{name}: tests/test_a.py::test_a" for name in ("stress", "timing")]
+REPORTS = [("test_a", "failed", "call"), ("test_a", "failed", "teardown"), ("test_b", "passed", "call")]
+
+
+def test_failed_tests_are_named_after_all_areas(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(area: areas.Area, *_: object) -> int:
+        plugin = areas.Failures(Path(os.environ[areas.FAILURES]))
+        if area.name != "cuda":
+            for test, outcome, when in REPORTS:
+                report: Any = (f"tests/{area.name}.py::{test}", ("", 1, ""), {}, outcome, None, when)
+                plugin.pytest_runtest_logreport(pytest.TestReport(*report))
+            plugin.pytest_collectreport(pytest.CollectReport("tests/b.py", "failed", None, []))
+        plugin.pytest_sessionfinish()
+        return int(area.name != "cuda")
+
+    monkeypatch.setattr(areas, "run", run)
+    monkeypatch.setattr("sys.argv", ["areas.py", "run", "stress", "cuda", "timing"])
+    monkeypatch.setenv(areas.FAILURES, "")
+    assert areas.main() == 1
+    each = [name for area in ("stress", "timing") for name in (f"tests/{area}.py::test_a", "tests/b.py")]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [*(f"failed: {name}" for name in each), "not green: stress, timing"]
+    monkeypatch.setattr("sys.argv", ["areas.py", "run", "cuda"])
+    assert (areas.main(), capsys.readouterr().out) == (0, "")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .sources import ROOT, names_of_tests, numbered, relative
+from .sources import ROOT, names_of_tests, numbered, relative, rust_code, rust_texts
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MOST_WORDS = 1000
@@ -34,8 +36,8 @@ PLAIN_IN_NAMES = {"stay", "by hand", "is due"}
 """Words of the list that mean one thing in the name of a test or a function."""
 GENERATED = {"oxidion_torch.cpp"}
 """Files that a build writes."""
-COMPILED = (".rs", ".cu", ".cuh", ".cpp")
-SUFFIXES = (*COMPILED, ".py", ".md", ".toml", ".yml", ".css")
+COMPILED = (".rs", ".cu", ".cuh", ".cpp", ".h", ".c")
+SUFFIXES = (*COMPILED, ".py", ".pyi", ".md", ".toml", ".yml", ".yaml", ".css", ".sh", ".ipynb")
 #: The list itself.
 ALLOWED = {"tests/meta/test_words.py"}
 
@@ -56,37 +58,38 @@ def code_lines(text: str) -> Iterator[str]:
         yield from block.splitlines()
 
 
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Comments of Python, those of adjoining lines as one, with the numbers of their last lines."""
+    parts: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            parts.append(token.string.lstrip("#: "))
+        elif token.type != tokenize.NL and parts:
+            yield token.start[0] - 1, " ".join(parts)
+            parts = []
+
+
 def prose(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Lines of a page; comments and strings of a source, docstrings among them."""
     if path.endswith(".py"):
-        for number, line in numbered(text):
-            if found := re.search(r"(?:^|\s)#\s(.*)", line):
-                yield number, found[1]
+        yield from comments(text)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.lineno, " ".join(node.value.split())
     elif path.endswith(COMPILED):
-        for number, line in numbered(text):
-            yield number, " ".join(re.findall(r'"(?:[^"\\]|\\.)*"|(?<!\S)//.*', line))
+        yield from rust_texts(text)
     else:
         yield from numbered(text)
 
 
 def names(path: str, text: str) -> set[str]:
-    """Names of a source, and of what it defines: modules, classes, functions, parameters and variables."""
+    """The name of a source, and all names that it has."""
     found = {Path(path).stem}
     if path.endswith(".py"):
-        for node in ast.walk(ast.parse(text)):
-            match node:
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    found.add(name)
-                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                    found.add(name)
-                case ast.arg(arg=name):
-                    found.add(name)
-    elif path.endswith(".rs"):
-        found.update(re.findall(r"\b(?:fn|struct|enum|trait|mod|type|const|static|let(?: mut)?) (\w+)", text))
-        found.update(re.findall(r"\b(\w+): ", re.sub(r"//.*|\"(?:[^\"\\\\]|\\\\.)*\"", "", text)))
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found.update(token.string for token in tokens if token.type == tokenize.NAME)
+    elif path.endswith(COMPILED):
+        found.update(re.findall(r"[A-Za-z_]\w*", rust_code(text)))
     return found
 
 
@@ -100,15 +103,31 @@ def sources() -> list[str]:
     return sorted(relative(path) for path in own if path.is_file())
 
 
-def test_words_are_found_in_comments_strings_names_and_pages() -> None:
-    python = 'def f(a):\n    """Told."""\n    told = 1  # anew\n    return f"{told} apart"\n'
-    found = [number for number, line in prose("a.py", python) if DIALECT.search(line)]
-    assert sorted(found) == [2, 3, 4]
-    assert names("a.py", python) == {"a", "f", "told"}
-    rust = 'let told = 1; // beside\n/// Apart.\nlet a = "told";\nlet b = beside;\n'
-    assert [number for number, line in prose("a.rs", rust) if DIALECT.search(line)] == [1, 2, 3]
-    assert names("a.rs", rust) == {"a", "told", "b"}
-    assert [number for number, line in prose("a.toml", "x = 1\n# Apart.\n") if DIALECT.search(line)] == [2]
+@pytest.mark.parametrize(
+    ("path", "text", "lines", "defined"),
+    [
+        (
+            "a.py",
+            'def f(a):\n    """Told."""\n    told = 1  # anew\n    return f"{told} apart"\n',
+            3,
+            {"told"},
+        ),
+        ("a.py", "a = 1\n#: Columns of\n#: which one is sharded.\nb = 2\n", 1, set()),
+        (
+            "a.rs",
+            'let told = 1; // beside\n/// Apart.\nlet a = "told";\nlet b = beside;\n',
+            2,
+            {"told", "beside"},
+        ),
+        ("a.rs", "// Columns of\n// which one is sharded.\nlet (a, mut anew) = b;\n", 1, {"anew"}),
+        ("a.cu", 'fail("what is \\\n    no number");\nint told;\n', 1, {"told"}),
+        ("a.toml", "x = 1\n# Apart.\n", 1, set()),
+    ],
+    ids=["Python", "Python, two lines", "Rust", "Rust, two lines", "CUDA", "TOML"],
+)
+def test_words_are_found(path: str, text: str, lines: int, defined: set[str]) -> None:
+    assert sum(bool(DIALECT.search(line)) for _, line in prose(path, text)) == lines
+    assert {name for name in names(path, text) if DIALECT.search(in_words(name))} == defined
 
 
 def test_sources_have_no_word_of_the_dialect() -> None:

@@ -1,4 +1,4 @@
-// A block of CUDA threads as fibers of one host thread; the blocks of a cluster as fibers of one beside each other. A fiber runs until it has to wait for others, so
+// A block of CUDA threads as fibers of one host thread; the blocks of a cluster as fibers of the same one. A fiber runs until it has to wait for others, so
 // a missing barrier lets one thread run far ahead of the rest: about the worst order a device could choose.
 #pragma once
 #include <csetjmp>
@@ -37,7 +37,7 @@ struct Fiber {
     bool is_waiting() const { return watched && *watched == seen; }
 };
 
-// What a launch is told. `seed` picks the order of warps and the moment of each asynchronous operation.
+// Arguments of a launch. `seed` picks the order of warps and the moment of each asynchronous operation.
 struct Launch {
     int blocks, threads;
     unsigned seed;
@@ -148,7 +148,7 @@ inline void run_fiber() {
     resume_next();
 }
 
-// Warps take turns in an order drawn from the seed; lanes stay in order.
+// Warps take turns in an order drawn from the seed; lanes keep their order.
 inline void shuffle_warps() {
     const int warps = fiber_count() / WARP_THREADS;
     int drawn[MAX_THREADS / WARP_THREADS];
@@ -160,7 +160,7 @@ inline void shuffle_warps() {
     for (int i = 0; i < fiber_count(); ++i) order[i] = drawn[i / WARP_THREADS] * WARP_THREADS + i % WARP_THREADS;
 }
 
-// Every fiber has its stack for good; each block enters them anew.
+// Every fiber has its stack for good; each block enters them again.
 inline void make_stacks() {
     stacks = static_cast<unsigned char*>(malloc(MAX_THREADS * STACK_BYTES));
     for (int i = 0; i < MAX_THREADS; ++i) {
@@ -198,7 +198,7 @@ constexpr int MAX_STATIC = 32;
 inline void* found_static[MAX_STATIC];
 inline int statics;
 
-// Where a static array is declared: the first fiber of a block finds there what is no number.
+// Where a static array is declared: the first fiber of a block finds NaN there.
 inline void leave_unwritten(void* array, size_t bytes) {
     if (cluster > 1) fail("a static array, which the blocks of a cluster would share here");
     for (int i = 0; i < statics; ++i)

@@ -105,8 +105,8 @@ fn factor<T: Dense>((matrix, transposed): (MatrixView<'_>, bool)) -> MatRef<'_, 
 
 /// Orthonormalizes the columns of row-major matrices `[rows, cols]` in float32 or float64, in place, by Cholesky QR:
 /// `R = chol(PᵀP)`, `Q = P R⁻¹` with a positive diagonal of R, once where R says that this is accurate, else (or with
-/// `twice`) two times. Returns which matrices were done; the others have the columns that they had, as those have of
-/// which `depends` says yes, or orthonormal ones of the same span, up to some roundoffs.
+/// `twice`) two times. Returns which matrices were done. The others, and those for which `depends` is true, have the columns
+/// that they had, or orthonormal ones of the same span, up to some roundoffs.
 #[must_use]
 pub fn cholesky_qr(
     mut matrices: Vec<FlatViewMut<'_>>,

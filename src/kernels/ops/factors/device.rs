@@ -158,5 +158,5 @@ fn grid(jobs: usize) -> Result<Grid> {
 }
 
 fn of<T>(each: &[T], job: usize) -> Result<&T> {
-    each.get(job).ok_or_else(|| Error::Internal(format!("no factor for job {job}")))
+    each.get(job).ok_or_else(|| Error::Internal(format!("no entry for job {job}")))
 }

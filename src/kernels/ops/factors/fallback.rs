@@ -106,5 +106,5 @@ pub(in crate::kernels) fn update_factors(
 }
 
 fn of<T>(each: &[T], job: usize) -> Result<&T> {
-    each.get(job).ok_or_else(|| Error::Internal(format!("no factor for job {job}")))
+    each.get(job).ok_or_else(|| Error::Internal(format!("no entry for job {job}")))
 }
