@@ -75,8 +75,8 @@ for step in range(2):
     print(driver.emulator_launches() - before)
 """,
     )
-    # On each of four ranks: momentum, what came, two for the norms, what goes, and the update.
-    assert said.split() == ["24", "24"]
+    # On each of four ranks: momentum, what came, two for the norms, the division by them, what goes, and the update.
+    assert said.split() == ["28", "28"]
 
 
 @needs_nvrtc
