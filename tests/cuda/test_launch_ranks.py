@@ -75,7 +75,7 @@ for step in range(2):
     print(driver.emulator_launches() - before)
 """,
     )
-    # On each of four ranks: momentum, what came, two for the norms, the division by them, what goes, and the update.
+    # On each of four ranks: momentum, what came, two for norms, division by them, what goes, and the update.
     assert said.split() == ["28", "28"]
 
 
