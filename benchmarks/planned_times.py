@@ -226,7 +226,7 @@ def tables(run_: dict[str, Any]) -> list[str]:
         f"{run_['ranks']} processes, {rates}; estimated / measured {min(ratios):.2f} to {max(ratios):.2f}",
         table(["collective", "latency", "bytes/s"], links),
         table(["optimizer", "measured", "estimated", "of it communication"], times),
-        f"The first takes less time by more than {CLEARLY:g} times, but not by the estimates: "
+        f"Pairs whose times differ by more than a factor of {CLEARLY:g}, in an order that is not estimated: "
         f"{'; '.join(wrong) or 'none'}.",
     ]
 

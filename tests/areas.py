@@ -346,15 +346,14 @@ class Failures:
         self.file = file
         self.found: dict[str, None] = {}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keeps the name of a failed test."""
-        if report.failed:
-            self.found[report.nodeid] = None
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Keeps the name of a failed test, or of a module whose import fails, as pytest takes it."""
+        from support.spread import without_group
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keeps the name of a module whose import fails."""
         if report.failed:
-            self.found[report.nodeid] = None
+            self.found[without_group(report.nodeid)] = None
+
+    pytest_collectreport = pytest_runtest_logreport
 
     def pytest_sessionfinish(self) -> None:
         """Adds what was found to the file."""

@@ -140,7 +140,7 @@ def test_failed_tests_are_named_after_all_areas(
         plugin = areas.Failures(Path(os.environ[areas.FAILURES]))
         if area.name != "cuda":
             for test, outcome, when in REPORTS:
-                report: Any = (f"tests/{area.name}.py::{test}", ("", 1, ""), {}, outcome, None, when)
+                report: Any = (f"tests/{area.name}.py::{test}@group", ("", 1, ""), {}, outcome, None, when)
                 plugin.pytest_runtest_logreport(pytest.TestReport(*report))
             plugin.pytest_collectreport(pytest.CollectReport("tests/b.py", "failed", None, []))
         plugin.pytest_sessionfinish()

@@ -36,8 +36,9 @@ PLAIN_IN_NAMES = {"stay", "by hand", "is due"}
 """Words of the list that mean one thing in the name of a test or a function."""
 GENERATED = {"oxidion_torch.cpp"}
 """Files that a build writes."""
+PYTHON = (".py", ".pyi")
 COMPILED = (".rs", ".cu", ".cuh", ".cpp", ".h", ".c")
-SUFFIXES = (*COMPILED, ".py", ".pyi", ".md", ".toml", ".yml", ".yaml", ".css", ".sh", ".ipynb")
+SUFFIXES = (*PYTHON, *COMPILED, ".md", ".toml", ".yml", ".yaml", ".css", ".sh", ".ipynb")
 #: The list itself.
 ALLOWED = {"tests/meta/test_words.py"}
 
@@ -71,7 +72,7 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 def prose(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Lines of a page; comments and strings of a source, docstrings among them."""
-    if path.endswith(".py"):
+    if path.endswith(PYTHON):
         yield from comments(text)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -85,7 +86,7 @@ def prose(path: str, text: str) -> Iterator[tuple[int, str]]:
 def names(path: str, text: str) -> set[str]:
     """The name of a source, and all names that it has."""
     found = {Path(path).stem}
-    if path.endswith(".py"):
+    if path.endswith(PYTHON):
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         found.update(token.string for token in tokens if token.type == tokenize.NAME)
     elif path.endswith(COMPILED):
