@@ -654,6 +654,15 @@ def test_output_is_two_tables_and_the_rank_fraction(path: Path, capsys: pytest.C
     )
 
 
+def test_recommended_fractions_are_rounded_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = saved(tmp_path, state_dict(w=diagonal(*[1.0] * 5, *[1e-3] * 11)))  # all five of 16 are needed
+    assert main(["rank", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "rank_fraction=0.313 keeps 0.9 of the energy for half of the elements",
+        "rank_fraction=0.313 keeps it for all parameters",
+    ]
+
+
 def test_json_file_holds_the_figures(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     assert main(["rank", str(path), "--json", str(file), "--match", "1"]) == 0

@@ -83,7 +83,7 @@ class Report:
             done += row.elements
             if done >= half:
                 break
-        return min(1.0, math.ceil(row.needed * 1000) / 1000)
+        return _rounded_up(row.needed)
 
     def kinds(self) -> Table:
         """One row per kind: shares are means over its parameters, and so is what they need."""
@@ -123,7 +123,7 @@ class Report:
             }
             for row in self.rows
         ]
-        most = max(row.needed for row in self.rows)
+        most = _rounded_up(max(row.needed for row in self.rows))
         half, share = self.rank_fraction, self.energy
         last = [
             f"rank_fraction={half:g} keeps {share:g} of the energy for half of the elements",
@@ -226,6 +226,11 @@ def _difference(newer: Candidate, older: dict[str, Candidate]) -> Tensor:
             f"{newer.name} must have one shape in both, got {tuple(value.shape)} and {tuple(before.shape)}"
         )
     return value.double() - before.double()
+
+
+def _rounded_up(fraction: float) -> float:
+    """A rank fraction in thousandths that is no smaller, so that it keeps as much."""
+    return min(1.0, math.ceil(fraction * 1000) / 1000)
 
 
 def _kind(candidate: Candidate) -> str:
